@@ -550,8 +550,8 @@ class Pump:
         return self._context.own.producer_id.refusal
 
     def doubts(self) -> list[str]:
-        """Open questions about acknowledged records of the producer's own lane. Each is a text that can follow
-        "whether", with the reason why the question is open.
+        """The unanswered questions about acknowledged records of the producer's own lane. Each is a text that can
+        follow "whether", with the reason why the question is unanswered.
         """
         return [
             f"{topic}-{partition} still has all acknowledged records ({why})"

@@ -111,7 +111,7 @@ class AckedLog:
         return False
 
     def begin_before(self, first_offset: int) -> None:
-        """Lower the baseline (see `begin`) to the offset of a unit's batch, if no batch is acknowledged yet. The
+        """Move the baseline (see `begin`) down to the offset of a unit's batch, if no batch is acknowledged yet. The
         journal sends units (atomic batches) without waiting for the baseline, so the log may have their batches before
         the baseline.
         """
@@ -153,7 +153,7 @@ class AckedLog:
     # -- durable -------------------------------------------------------------------------------------------------------
 
     def commit(self, batch: Batch) -> None:
-        """Name the acknowledged batch in the next COMMITTED mark."""
+        """Add the acknowledged batch to the next COMMITTED mark."""
         self.commits.append((batch.position, batch.base_offset))
 
     def take_commits(self) -> tuple[tuple[int, int], ...]:
@@ -231,7 +231,7 @@ class AckedLog:
     # -- what recovery reads in the spool ------------------------------------------------------------------------------
 
     def read_state(self, mark: m.State) -> None:
-        """Take over the state from a mark."""
+        """Set the state from a STATE mark."""
         self.baseline_offset = mark.baseline_offset
         self.clear_offset = mark.last_acked_offset
         # The STATE mark does not count batches that the broker acknowledged while an earlier batch was unfinished.
@@ -330,8 +330,8 @@ class LossCase:
         suspicion: The first suspicion. Later suspicions are merged into it (see `add`). None: nothing suggests that the
             log has lost batches.
         asked: The check in progress. The journal makes one check for each change of leader, one at a time.
-        due: The checks to make after `asked`, in this order, unless a survey makes them unnecessary. No mark records
-            that a check has passed, so recovery repeats the checks for all changes of leader in the lane's log.
+        due: The checks to make after `asked`, in order, unless a survey makes them unnecessary. No mark records that a
+            check has passed, so recovery repeats the checks for all changes of leader in the lane's log.
         explained: A gap in the log's sequences is expected, because batches were damaged, rejected, skipped or lost, so
             the journal reports no further gap.
         hole: A notice for the user about a gap. The journal gives the notice if a survey finds no loss of acknowledged

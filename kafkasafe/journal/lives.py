@@ -70,7 +70,7 @@ class Incarnations:
         requests of this lane.
 
         Returns None if the lane's log already contains the mark, or if the next incarnation will have no questions to
-        the cluster. It has none if every batch is finished and none is suspected to be lost.
+        the cluster. There are no questions if every batch is finished and no batch is suspected to be lost.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

@@ -135,8 +135,8 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Suspect a loss if the offset of a new acknowledgement is known, but not higher than the last acknowledged
-        offset.
+        """Raise a suspicion if the offset of a new acknowledgement is known, but is not higher than the last
+        acknowledged offset.
         """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:
@@ -245,7 +245,7 @@ class Losses:
         same_topic: bool = True,
         leader_epoch: int = -1,
     ) -> None:
-        """Take the answer to a `SurveyAsk`.
+        """Handle the answer to a `SurveyAsk`.
 
         Args:
             destination: Destination number.

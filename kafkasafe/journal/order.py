@@ -3,9 +3,9 @@ batches of later incarnations.
 
 An *incarnation* is one run of a producer on a lane, from opening the lane to closing it or to a crash. When an
 incarnation begins, other lanes may still hold batches of incarnations that have ended. For each of the other lanes, the
-new incarnation writes an AFTER mark into its own log: it contains the position in the other lane at which the batches
-of ended incarnations end. In each topic-partition, the new incarnation's batches wait until the other lanes have
-finished every batch before these positions.
+new incarnation writes into its own log the position in the other lane at which the batches of ended incarnations end
+(mark AFTER). In each topic-partition, the new incarnation's batches wait until the other lanes have finished every
+batch before these positions.
 
 Circular waits are impossible, because every batch waits only for batches that were written earlier. Within a lane,
 batches are delivered in the order in which they were written. Across lanes, an incarnation waits only for batches that
@@ -66,7 +66,7 @@ class Owed:
         self.damaged = True
 
     def group(self, group: m.Group, marks: Sequence[m.Mark]) -> None:
-        """Take the next group of the lane's log."""
+        """Apply the next group of the lane's log."""
         self.lane_id = group.lane_id
         self.synced_position = max(self.synced_position, group.synced_position)
         origins: dict[int, int] = {}

@@ -89,7 +89,7 @@ class SpoolIndex:
         return position in self._batches
 
     def at(self, position: int) -> Batch | None:
-        """The unfinished batch, or the divided batch with unfinished parts, at this position; None if none exists."""
+        """The batch at this position if it is unfinished, or is divided and has unfinished parts; otherwise None."""
         return self._batches.get(position)
 
     def items(self) -> list[tuple[int, Batch]]:

@@ -55,7 +55,8 @@ class Verdicts:
 
         Args:
             destination: Destination number.
-            judgement: The conclusion about the batches in `OutcomeAsk.doubt`, with their indexes there.
+            judgement: The conclusion about the batches in `OutcomeAsk.doubt`, which it identifies by their indexes in
+                this list.
             stable: Whether the batches that the engine found are below the high watermark. If so, the journal sends no
                 probe.
             shrunk_to: The log's end offset if the log ends before the offset of an acknowledged batch; else -1.
@@ -146,7 +147,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before `first`. The batch `first` later gets a new id."""
+        """Raise the suspicion that the log lost the batches before `first`. The batch `first` later gets a new id."""
         partition.ids.expire()
         if (
             judgement.missing
@@ -205,7 +206,9 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged. That proves, as a probe would, that the replicas have `newest`."""
+    """Whether a later batch is acknowledged. This acknowledgement proves, as a probe would, that the replicas have
+    `newest`.
+    """
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)
 

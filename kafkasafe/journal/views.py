@@ -77,7 +77,7 @@ class Views:
 
     def pinned(self) -> Iterable[tuple[int, int]]:
         """(position, bytes) of the batches that the spool must keep, sorted by position. Each block of packed batches
-        (compact rows) counts as one batch. The spool must also keep all data after the first batch that it must keep.
+        (compact rows) counts as one batch. The spool keeps all data from the first of these batches on.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:

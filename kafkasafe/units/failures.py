@@ -60,7 +60,7 @@ class FailurePolicy:
     Args:
         ids: The transactional ids.
         transitions: Changes units.
-        out: Takes the decisions.
+        out: Receives the decisions.
     """
 
     def __init__(self, ids: TransactionalIds, transitions: Transitions, out: UnitOutbox) -> None:

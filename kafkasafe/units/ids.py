@@ -21,7 +21,7 @@ class TransactionalIds:
     """The lane's own transactional ids, and the transactional ids that users gave.
 
     Args:
-        out: Takes the requests.
+        out: Receives the requests.
         pool: Number of the lane's own transactional ids.
     """
 

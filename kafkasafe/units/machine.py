@@ -353,8 +353,8 @@ class Units:
             self.replay.give_up(unit_id)
 
     def recovered(self) -> None:
-        """Finish recovery. Transactions that earlier incarnations left open end before their transactional ids are used
-        again.
+        """Finish recovery. If an earlier incarnation left a transaction open, the transaction ends before its
+        transactional id is used again.
         """
         if self.lines.by_id:
             self.replay.recovered(paused=self._schedule.paused)

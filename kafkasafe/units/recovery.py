@@ -19,7 +19,7 @@ class UnitReplay:
         lines: The unfinished units.
         ids: The transactional ids.
         transitions: Changes units.
-        out: Takes the decisions.
+        out: Receives the decisions.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class UnitReplay:
         """By a user's transactional id: the unit of earlier incarnations that ended last, and its ENDED mark."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
-        """Take a UNIT mark; the unit's batches follow."""
+        """Apply a UNIT mark; the unit's batches follow."""
         unit = self._lines.make(mark.unit_id, mark.transactional_id, mark.offsets, {})
         unit.read(position, accepted_at)
         return unit
 
     def recover_readings(self, mark: m.Read) -> None:
-        """Take a READ mark, which follows the UNIT mark of the same unit."""
+        """Apply a READ mark, which follows the UNIT mark of the same unit."""
         unit = self._lines.by_id.get(mark.unit_id)
         if unit is None:
             return
@@ -63,7 +63,7 @@ class UnitReplay:
         unit.read_readings(mark.entries, readings)
 
     def recover_begun(self, mark: m.Begun) -> None:
-        """Take a BEGUN mark. Earlier STAGED marks of the unit no longer count."""
+        """Apply a BEGUN mark. Earlier STAGED marks of the unit no longer count."""
         self._ids.note(mark.transactional_id, mark.producer_id)
         unit = self._lines.by_id.get(mark.unit_id)
         if unit is not None:
@@ -79,7 +79,7 @@ class UnitReplay:
             each.read_void()
 
     def recover_staged(self, mark: m.Staged) -> None:
-        """Take a STAGED mark."""
+        """Apply a STAGED mark."""
         begun = mark.begun
         self._ids.note(begun.transactional_id, begun.producer_id)
         unit = self._lines.by_id.get(begun.unit_id)
@@ -104,7 +104,7 @@ class UnitReplay:
         unit.read_staged(grant, mark.places)
 
     def recover_ended(self, mark: m.Ended) -> Unit | None:
-        """Take an ENDED mark. Returns the unit, or None if the spool has released it."""
+        """Apply an ENDED mark. Returns the unit, or None if the spool has released it."""
         unit = self._lines.pop(mark.unit_id)
         if unit is None:
             return None
@@ -127,11 +127,11 @@ class UnitReplay:
             unit.blame(GIVEN_UP, "given up by kafkasafe spool abort")
 
     def recovered(self, *, paused: bool) -> None:
-        """Finish recovery. Transactions that earlier incarnations left open end before their transactional ids are used
-        again.
+        """Finish recovery. If an earlier incarnation left a transaction open, the transaction ends before its
+        transactional id is used again.
 
         Args:
-            paused: No unit is begun.
+            paused: Whether to begin no unit.
         """
         for tid in self._ids:
             tid.begin_again(staged=bool(self._staged.get(tid)))

@@ -27,7 +27,7 @@ class Schedule:
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.
-        out: Takes the decisions.
+        out: Receives the decisions.
     """
 
     def __init__(

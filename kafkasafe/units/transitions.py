@@ -33,7 +33,7 @@ class Transitions:
         lines: The unfinished units.
         readings: Knows in which readings (runs of consumers) a unit was dropped, and which units are superseded.
         ids: The transactional ids.
-        out: Takes the decisions.
+        out: Receives the decisions.
         newest_reading: Returns the number of the newest reading (run of a consumer) in this process.
     """
 
@@ -130,7 +130,7 @@ class Transitions:
         self._out.change()
 
     def release(self, transaction: Transaction) -> None:
-        """Free the id of a transaction that is over."""
+        """Release the id of a transaction that is over."""
         tid = transaction.leave_id()
         if tid is not None:
             tid.release()

@@ -179,7 +179,7 @@ class Unit(UnitContent):
         )
 
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
-        """Take a STAGED mark (log entry) of an earlier incarnation (run of the producer)."""
+        """Apply a STAGED mark (log entry) of an earlier incarnation (run of the producer)."""
         handles = {batch.position: batch.handle for batch in self.batches}
         # Keep the batches in the order of the STAGED mark, because the first batch decides to which partition the
         # transaction's marker (a committed offset) belongs.
@@ -194,7 +194,7 @@ class Unit(UnitContent):
         self.phase = Phase.STAGED
 
     def read_begun(self) -> None:
-        """Take a BEGUN mark, which makes an earlier STAGED mark void."""
+        """Apply a BEGUN mark. An earlier STAGED mark no longer counts."""
         self.sequences.clear()
         self.places.clear()
 
@@ -244,7 +244,7 @@ class Unit(UnitContent):
         self.phase = Phase.COMMITTED
 
     def read_over(self) -> None:
-        """Take the unit's ENDED mark."""
+        """Apply the unit's ENDED mark."""
         self.phase = Phase.OVER
 
     def end(self) -> None:
@@ -486,7 +486,7 @@ class TransactionalId:
         self.grant = None
 
     def give(self, grant: Grant) -> None:
-        """Take the answer to InitProducerId. The id has no open transaction."""
+        """Handle the answer to InitProducerId. Afterwards, the id has no open transaction."""
         self.fencing = False
         self.aborting = frozenset()
         self.grant = self.former = grant
@@ -572,7 +572,7 @@ class TransactionalId:
         self.transaction = None
 
     def release(self) -> None:
-        """Free the id, because the outcome of its transaction is known."""
+        """Release the id, because the outcome of its transaction is known."""
         self.transaction = None
         self.next_turn()
 

@@ -229,7 +229,7 @@ class DiskWriter:
         # order, callers would see too much free space in between.
         self.publish_used()
         lane.journal.persisted(persist, positions, lane.spool.next_position)
-        # If the log is only in memory, nothing becomes durable, and the batches keep their bytes.
+        # If the lane's log is only in memory, nothing becomes durable, and the batches keep their bytes.
         if in_memory:
             return
         if persist.units:

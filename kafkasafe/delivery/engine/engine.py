@@ -416,8 +416,8 @@ class Engine:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
-            # Publish which partitions may have lost records: after the notices above, which report losses, but before
-            # callers see that a batch is done.
+            # Publish which partitions may have lost records. Do this after the notices above, which report losses, and
+            # before callers see that a batch is done.
             self._losses.publish_doubted(lane)
             # Write spilled batches first: this turn may resolve or divide some of them, which drops their bytes.
             spilled = (

@@ -113,8 +113,8 @@ class Intake:
                 self._seal(lane, part)
 
     def _take_unit(self, lane: Lane, unit_handle: UnitHandle, parcels: Sequence[Parcel]) -> None:
-        """Take the parcels of a unit (atomic batch). The first parcel is the unit's head: it has no records, and its
-        outcome is that of the whole unit.
+        """Take the parcels of a unit (atomic batch). The first parcel is the unit's head: it has no records, and
+        carries the outcome of the whole unit.
         """
         size = sum(parcel.size_bytes for parcel in parcels)
         growing = self._growing

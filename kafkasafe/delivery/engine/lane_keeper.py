@@ -54,7 +54,7 @@ class _Read:
 
     Attributes:
         lane: The lane. Each unfinished batch has a parcel, for which callers can wait.
-        lost: Number of damaged entries in its log.
+        lost: Number of damaged entries in the lane's log.
         waiting: The unfinished batches that the journal has not packed into compact rows, each with its topic and
             partition.
     """
@@ -342,8 +342,8 @@ class LaneKeeper:
             self.adopt_lane(lock)
 
     def adopt_lane(self, lock: LaneLock) -> None:
-        """Start a thread that reads a lane back. Afterwards, the engine drains the lane. It may be in another spool
-        directory.
+        """Start a thread that reads a lane back. Afterwards, the engine drains the lane. The lane may be in another
+        spool directory.
         """
         self._reading.add(lock.path)
         self._ledger.lanes.adopt(lock.path)

@@ -196,7 +196,8 @@ class LossWatch:
         self._context.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
         if not self._context.own_cluster.answered:
             return  # the brokers may belong to another cluster
-        # Only metadata show that a topic was created again, because all other requests name topics without their ids.
+        # Only the metadata reveal that a topic was created again, because all other requests name topics without their
+        # ids.
         topics = {
             lane.journal.views.address(number)[0]
             for lane in self._context.lanes

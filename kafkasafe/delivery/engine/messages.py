@@ -34,7 +34,7 @@ class Inquiry(Protocol):
         """Begin, or continue after a pause."""
 
     def resume(self, answer: Any) -> None:
-        """Take the answer to the last request."""
+        """Handle the answer to the last request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class LogReplay:
         """Number of damaged entries."""
 
     def take(self, entry: Entry) -> None:
-        """Take the next entry of the log."""
+        """Handle the next entry of the lane's log."""
         if isinstance(entry, MarksEntry):
             self._pack()
         elif isinstance(entry, BatchEntry):

@@ -354,7 +354,7 @@ class LossInquiry:
 
     def _survey(self) -> Procedure[None]:
         ask, journal = self._ask, self._lane.journal
-        # Only fresh metadata show the new id of a topic that was created again.
+        # If the topic was created again, only fresh metadata contain its new id.
         refreshed: t.MetadataRefreshed | t.Failure = yield self._leader.refresh_metadata("metadata")
         if isinstance(refreshed, t.Failure):
             raise NoAnswerError(trouble(refreshed)[1])

@@ -39,8 +39,8 @@ the coordinator refused another partition of the request.
 
 
 def marker_group(transactional_id: str) -> str:
-    """The consumer group for which the engine commits the marker of a transactional id; the marker is an offset. The
-    prefix separates this group from a user's groups.
+    """The consumer group whose committed offset is the marker of a transactional id. The prefix separates this group
+    from a user's groups.
     """
     return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
 
