@@ -99,8 +99,8 @@ class GivenOffsets:
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether the program gives any partition an offset that differs from the partition's offset in the previous
-        batch, or gives a partition its first offset.
+        """Whether any offset in `given` is new: it differs from the partition's offset in the previous batch, or is the
+        first offset that the program gives for the partition.
         """
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(

@@ -80,8 +80,8 @@ class Refusals:
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:
-        """Note a proof that a partition does not exist. The journal rejects the batches that wait for the partition
-        when a later answer reports it as missing again.
+        """Note a proof that a partition does not exist. When a later answer reports the partition as missing again, the
+        journal rejects the batches that wait for it.
 
         The proof holds until `Journal.present` is called. A paused destination tries again at once.
 

@@ -25,7 +25,7 @@ class Settings:
 
     Attributes:
         durable_first: Send only batches that are on disk (`spool="always"`). False: batches outside units stay in
-            memory until `spill()` names them or later batches of their queues.
+            memory until `spill()` is called for them, or for later batches of their queues.
         window: Maximum number of sent batches of a partition whose commit mark is not durable yet.
         state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
             state.
