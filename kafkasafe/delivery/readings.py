@@ -237,7 +237,8 @@ class ReadingRun:
     @property
     def handed(self) -> int | None:
         """The largest offset in the batches of this run, including those that the program has not committed yet, but
-        not those that it dropped. Without batches, the group's offset at the start of the run; None if unknown.
+        not those that the program dropped. Without batches, the group's offset at the start of the run; None if
+        unknown.
         """
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)

@@ -337,7 +337,7 @@ class LossCase:
         hole: A notice for the user about a gap. The journal gives the notice if a survey finds no loss of acknowledged
             batches.
         gaps: The sequence gaps that the journal expects, each before a waiting batch of an earlier incarnation. The
-            dict maps the id of the first batch after the gap (producer id, epoch, base sequence) to the first missing
+            dict maps the id of the first batch after a gap (producer id, epoch, base sequence) to the first missing
             sequence. Each new segment repeats the gaps, because the spool may delete the marks that explain a gap
             before the batch after the gap is delivered.
     """
