@@ -87,7 +87,7 @@ class TransactionalIds:
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
-        """True if a transaction with this partition may still be open, or the transaction's end is not durable yet."""
+        """Whether this partition has a transaction that may still be open, or whose end is not durable yet."""
         return any(
             destination in tid.aborting
             or (tid.transaction is not None and destination in tid.transaction.destinations)

@@ -382,8 +382,8 @@ class Handover:
 
 
 class Copying:
-    """The progress of copying unfinished batches to the log's end, and the time of `RoomKeeper`'s next check whether to
-    copy.
+    """The progress of copying unfinished batches to the end of the lane's log, and the time at which `RoomKeeper` next
+    checks whether to copy.
 
     Attributes:
         before: Position in the log up to which unfinished batches are being copied to the log's end; -1 if no batches
