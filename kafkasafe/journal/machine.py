@@ -298,8 +298,8 @@ class Machine:
 
     @staticmethod
     def _take_again(turn: Turn) -> None:
-        """Send refused batches again in their turn, because the broker may have refused them only because an earlier
-        batch is missing.
+        """Send refused batches again in their turn. Perhaps the broker refused them only because an earlier batch is
+        missing.
         """
         for batch in turn.partition.queue.near:
             if batch.state is BatchState.REFUSED:
