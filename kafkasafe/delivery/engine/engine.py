@@ -475,7 +475,11 @@ class Engine:
         if not own_cluster.answered:
             if ready.sends or ready.asks or ready.surveys or ready.checks or ready.units:
                 own_cluster.hold(lambda: self._ask_cluster(lane, ready))
-                about = (*ready.asks, *ready.surveys, *ready.checks)
+                about: list[j.OutcomeAsk | j.SurveyAsk | j.EpochCheck] = [
+                    *ready.asks,
+                    *ready.surveys,
+                    *ready.checks,
+                ]
                 self._context.refresh_topics(
                     {lane.journal.views.address(each.destination)[0] for each in about}
                 )
