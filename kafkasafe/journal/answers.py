@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from kafkasafe.codes.numbers import INVALID_TIMESTAMP, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
@@ -179,7 +180,7 @@ class Answers:
         verdict = classify_produce(code)
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"
         scope = verdict.scope
-        if code == INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
+        if code == INVALID_TIMESTAMP and self.will_be_due(batch, (text for _, text in bad_records), now_ms):
             scope = Scope.BATCH
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
@@ -327,9 +328,14 @@ class Answers:
         batch.refuse_for_long(overdue=lasting)
         return lasting
 
-    def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
+    def will_be_due(self, batch: Batch, messages: Iterable[str], now_ms: int) -> bool:
         """Whether a batch with error 32 (invalid timestamp) only has to wait: its timestamps are too far in the future,
         but become acceptable before the journal would reject the batch.
+
+        Args:
+            batch: The batch.
+            messages: The broker's messages about the batch's records.
+            now_ms: Wall clock, ms since the epoch.
         """
-        ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
+        ahead_ms = batch.max_timestamp - latest_timestamp(messages, now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

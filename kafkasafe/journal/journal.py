@@ -328,9 +328,13 @@ class Journal:
         """The user decided about an undecidable batch."""
         self._verdicts.decide(batch, resend=resend)
 
-    def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
-        """The cluster refused a destination of a unit (atomic batch)."""
-        return self._refusals.deny_unit(destination, code, reason, now)
+    def deny_unit(self, destination: int, code: int, reason: str, now: float, *, handle: int = -1) -> bool:
+        """The cluster refused a destination of a unit (atomic batch), or only the unit's batch `handle`."""
+        return self._refusals.deny_unit(destination, code, reason, now, handle=handle)
+
+    def will_be_due(self, batch: Batch, messages: Iterable[str], now_ms: int) -> bool:
+        """Whether a batch with error 32 (invalid timestamp) only has to wait (see `Answers.will_be_due`)."""
+        return self._answers.will_be_due(batch, messages, now_ms)
 
     def absent(self, destination: int, reason: str) -> None:
         """`Absences` proved that a partition does not exist."""

@@ -29,14 +29,22 @@ class Refusals:
         self._refused_timeout_s = state.settings.blocked_timeout_s
         self._missing_grace_s = state.settings.missing_grace_s
 
-    def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
+    def deny_unit(self, destination: int, code: int, reason: str, now: float, *, handle: int = -1) -> bool:
         """Note that the cluster refuses a destination of a unit (atomic batch) for a reason that may be temporary.
+
+        Args:
+            destination: Destination number.
+            code: Kafka's error code.
+            reason: Human-readable text.
+            now: The current time in seconds.
+            handle: The unit's batch, if the cluster refuses only this batch; otherwise -1.
 
         Returns:
             True if the cluster answered only with refusals for the whole timeout, or the partition is proven not to
             exist.
         """
-        return self.note_refusal(self._all[destination], code, reason, Scope.DESTINATION, now)
+        scope = Scope.DESTINATION if handle < 0 else Scope.BATCH
+        return self.note_refusal(self._all[destination], code, reason, scope, now, handle=handle)
 
     def note_refusal(
         self,

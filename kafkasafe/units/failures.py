@@ -46,12 +46,14 @@ class RequestFailure:
         reason: Human-readable.
         sent: Whether the request may have reached a broker.
         lasting: Whether the request has failed with the same answer for longer than `blocked_timeout_ms`.
+        early: Whether the broker refused a batch because its timestamps are in the future, and will accept it later.
     """
 
     code: int | None
     reason: str
     sent: bool
     lasting: bool
+    early: bool
 
 
 class FailurePolicy:
@@ -143,6 +145,9 @@ class FailurePolicy:
                 # Dividing the batch is progress.
                 unit.forget_tries()
                 self._out.divide(unit, request.batch)
+                return
+            if failure.early and not lasting:
+                self._transitions.abort_and_requeue(transaction, code, failure.reason, slow=True)
                 return
             if verdict.action is AnswerAction.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True

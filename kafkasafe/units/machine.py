@@ -311,7 +311,14 @@ class Units:
         self._transitions.end_dropped(unit)
 
     def failed(
-        self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
+        self,
+        action: Request,
+        code: int | None,
+        reason: str,
+        *,
+        sent: bool = True,
+        lasting: bool = False,
+        early: bool = False,
     ) -> None:
         """Note that a request of a transaction failed.
 
@@ -321,9 +328,11 @@ class Units:
             reason: Human-readable.
             sent: Whether the request may have reached a broker.
             lasting: Whether the request has failed with the same answer for longer than `blocked_timeout_ms`.
+            early: Whether the broker refused a batch because its timestamps are in the future, and will accept it
+                later.
         """
         if _valid(action):
-            self._failures.failed(action, RequestFailure(code, reason, sent, lasting))
+            self._failures.failed(action, RequestFailure(code, reason, sent, lasting, early))
 
     def again(self, action: Request | UnitPause) -> None:
         """Note that the pause of a RetryLater is over."""

@@ -76,8 +76,12 @@ class Transitions:
 
     # -- back into the lines ---------------------------------------------------------------------------------------
 
-    def abort_and_requeue(self, transaction: Transaction, code: int | None, reason: str) -> None:
-        """Abort a transaction, and requeue its units and all later units of the same partitions and group offsets."""
+    def abort_and_requeue(
+        self, transaction: Transaction, code: int | None, reason: str, *, slow: bool = False
+    ) -> None:
+        """Abort a transaction, and requeue its units and all later units of the same partitions and group offsets.
+        `slow` says that the cluster will not accept the units soon.
+        """
         self.abort(transaction, refused=code in FENCED_CODES)
         self.requeue(transaction)
         self.requeue_followers(transaction)
@@ -89,7 +93,8 @@ class Transitions:
         first.rest()
         # Each attempt in a new transaction appends the records again, so the pauses are long while the cluster refuses
         # the transaction.
-        self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
+        slow = slow or code in BLOCKING_CODES
+        self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=slow))
 
     def requeue(self, transaction: Transaction) -> None:
         """Set each unit of a transaction back to WAITING, and replace the transaction in each line with its units."""

@@ -9,6 +9,9 @@ from virtual import World
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.units.together import MOST
 
+AN_HOUR_MS = 3_600_000
+AN_HOUR = {"message.timestamp.after.max.ms": str(AN_HOUR_MS)}
+
 
 def commits(world: World) -> int:
     return sum("-> EndTxn commit" in line for line in world.lines)
@@ -69,6 +72,41 @@ def test_those_with_a_name_or_with_offsets_have_their_own():
     world.run(1)
     assert world.committed("orders", 0) == [b"1", b"2", b"3", b"4"]
     assert commits(world) == 3
+
+
+def test_one_whose_timestamps_are_ahead_waits_and_those_behind_it_follow():
+    """A broker accepts timestamps that are an hour ahead of its clock."""
+    world = World()
+    world.centre.create_topic("orders", 1, settings=AN_HOUR)
+    world.centre.create_topic("audit", 1)
+    life = world.start()
+    began = world.time.monotonic()
+    heads = [
+        life.unit(("orders", 0, [b"%d" % number]), ahead_ms=AN_HOUR_MS + 60_000 if number == 1 else 0)[0]
+        for number in range(3)
+    ]
+    other = life.unit(("audit", 0, [b"other"]))[0]
+    assert world.run(30, lambda: heads[0].done and other.done)
+    assert not heads[1].done
+    assert world.run(200, lambda: all(head.done for head in heads))
+    assert 60 <= world.time.monotonic() - began <= 100
+    assert [head.error for head in heads] == [None] * 3
+    world.run(1)
+    assert world.committed("orders", 0) == [b"0", b"1", b"2"]
+
+
+def test_one_whose_timestamps_are_ahead_for_longer_than_it_may_be_blocked_is_refused():
+    world = World()
+    world.centre.create_topic("orders", 1, settings=AN_HOUR)
+    life = world.start(blocked_timeout_ms=30_000)
+    heads = [
+        life.unit(("orders", 0, [b"%d" % number]), ahead_ms=AN_HOUR_MS + 60_000 if number == 1 else 0)[0]
+        for number in range(3)
+    ]
+    assert world.run(20, lambda: all(head.done for head in heads))
+    assert isinstance(heads[1].error, BatchDroppedError)
+    world.run(1)
+    assert world.committed("orders", 0) == [b"0", b"2"]
 
 
 def test_one_that_is_refused_for_good_is_refused_alone():

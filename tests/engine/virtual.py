@@ -260,13 +260,16 @@ class Life:
         offsets=(),
         readings=(),
         joins: str = "",
+        ahead_ms: int = 0,
     ) -> list[Parcel]:
-        """Batches, each (topic, partition, values), that are delivered together; the first parcel stands for all."""
+        """Batches, each (topic, partition, values), that are delivered together; the first parcel stands for all. Their
+        timestamps are `ahead_ms` in the future.
+        """
         self._world.units += 1
         unit_handle = UnitHandle(
             unit_id or self._world.units.to_bytes(16), transactional_id, tuple(offsets), dict(readings), joins
         )
-        now_ms = self._world.time.wall_ms()
+        now_ms = self._world.time.wall_ms() + ahead_ms
         parcels = [Parcel("", -1, None, 0, 0, 0, unit_handle=unit_handle)]
         for topic, partition, values in parts:
             data = codec.encode([None] * len(values), list(values), timestamps=now_ms)

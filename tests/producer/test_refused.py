@@ -13,7 +13,7 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kafkasafe import DataLossError, RejectedError, events
+from kafkasafe import BatchDroppedError, DataLossError, RejectedError, events
 from kafkasafe.delivery.engine import context, lane_keeper
 from kafkasafe.metrics import install
 from kafkasafe.testing import FakeCluster
@@ -294,6 +294,31 @@ def test_a_timestamp_ahead_waits_for_its_time_and_one_too_old_is_rejected(some_w
     for future in (never, old):
         with pytest.raises(RejectedError) as caught:
             future.get(60)
+        assert caught.value.code == 32
+    assert delivered(cluster, topic) == [0, 1]
+    producer.close()
+
+
+@pytest.mark.also_real
+def test_an_atomic_batch_with_a_timestamp_ahead_waits_for_its_time(some_wire, producers):
+    cluster, proxy = some_wire
+    limits = {"message.timestamp.after.max.ms": 1000, "message.timestamp.before.max.ms": 3_600_000}
+    topic = harness.new_topic(cluster, 1, config=limits)
+    producer = producers(proxy.bootstrap_servers, blocked_timeout_ms=600_000, linger_ms=0)
+    now_ms = time.time_ns() // 1_000_000
+    outcomes = []
+    for number, timestamp_ms in enumerate((now_ms + 4000, now_ms + 10**9, now_ms - 7_200_000)):
+        with producer.batch() as batch:
+            batch.send(topic, harness.record_value(10 * number), timestamp_ms=timestamp_ms)
+        outcomes.append(batch.outcome)
+    behind = harness.send(producer, topic, 1)
+    ahead, *refused = outcomes
+    ahead.get(60)
+    assert time.time_ns() // 1_000_000 > now_ms + 2500
+    behind.get(60)
+    for outcome in refused:
+        with pytest.raises(BatchDroppedError) as caught:
+            outcome.get(60)
         assert caught.value.code == 32
     assert delivered(cluster, topic) == [0, 1]
     producer.close()

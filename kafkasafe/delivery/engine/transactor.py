@@ -5,7 +5,7 @@ transactions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from kafka.errors import for_code
@@ -14,7 +14,7 @@ from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
-from kafkasafe.codes.numbers import NONE, OPERATION_NOT_ATTEMPTED
+from kafkasafe.codes.numbers import INVALID_TIMESTAMP, NONE, OPERATION_NOT_ATTEMPTED
 from kafkasafe.codes.sets import DESTINATION_CODES, GONE_CODES, LOST_TRANSACTION_CODES, REFUSED_ID_CODES
 from kafkasafe.codes.verdicts import Scope, classify_code, classify_produce
 from kafkasafe.delivery.engine.context import EngineContext, text
@@ -371,9 +371,11 @@ class Transactor:
         code = answer.error_code
         message = classify_code(code).name
         refused: dict[tuple[str, int], int] = {}
+        messages: Sequence[str] = ()
         match answer:
             case t.ProduceReply():
                 message = answer.error_message or message
+                messages = [each for _, each in answer.record_errors]
             case x.OffsetsCommitted() if answer.error_codes:
                 # `error_codes` is empty if the request could not find the group's coordinator.
                 code, message = self._refused_offset(answer)
@@ -384,7 +386,7 @@ class Transactor:
             case _:
                 pass
         reason = f"{classify_code(code).name} ({code}): {message}"
-        self._failed(lane, action, code, reason, refused=refused)
+        self._failed(lane, action, code, reason, refused=refused, messages=messages)
 
     def _succeeded(self, lane: Lane, action: u.Request, answer: UnitAnswer) -> None:
         units = lane.journal.units
@@ -439,6 +441,7 @@ class Transactor:
         *,
         sent: bool = True,
         refused: Collection[tuple[str, int]] = (),
+        messages: Iterable[str] = (),
     ) -> None:
         name = _CAPITAL.sub("_", type(action).__name__).lower()
         self._context.stats.unit_failures[name] += 1
@@ -446,6 +449,12 @@ class Transactor:
         lasting = self._names.failed(lane, action, code, reason)
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
+        early = False
+        if isinstance(action, u.Produce) and code == INVALID_TIMESTAMP:
+            early = self._is_early(lane, action, messages)
+            if early and not action.transaction.is_shared:
+                batch, now = action.batch, self._context.now()
+                lasting = lane.journal.deny_unit(batch.destination, code, reason, now, handle=batch.handle)
         if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
             # If units (atomic batches) share a transaction, they are first retried one by one, to find the unit whose
             # destination causes the error.
@@ -459,7 +468,13 @@ class Transactor:
                 self._context.refresh_topics(
                     lane.journal.views.address(number)[0] for number in action.transaction.destinations
                 )
-        lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting)
+        lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting, early=early)
+
+    def _is_early(self, lane: Lane, action: u.Produce, messages: Iterable[str]) -> bool:
+        """Whether the broker refused a batch because its timestamps are in the future, and will accept it later."""
+        return isinstance(action.batch, j.Batch) and lane.journal.will_be_due(
+            action.batch, messages, self._context.clock.wall_ms()
+        )
 
     @staticmethod
     def _refused(
