@@ -3,7 +3,7 @@
 `reading.py` makes the objects. Each constructor takes the objects that the new object uses. In this list, each module
 comes after the modules that it uses:
 
-- `ports.py`: protocols for kafka-python's assigned partitions, group and metadata.
+- `ports.py`: interfaces to kafka-python's assigned partitions, group and metadata.
 - `event_table.py`, `reports.py`, `followers.py`: the level and the metrics of each event, the destinations of events,
   and the followers from which the consumer may read.
 - `history.py`, `partition.py`: the state of one partition.

@@ -74,19 +74,19 @@ class Followers(Generic[T]):
         return any(self._left_until.get(partition, now) > now for partition in partitions)
 
     def asked(self, node: int, partitions: Iterable[T], now: float) -> None:
-        """Record that the consumer sends a Fetch for these partitions to a follower."""
+        """Note that the consumer sends a Fetch for these partitions to a follower."""
         if wanted := frozenset(partitions):
             with self._lock:
                 self._asked[node] = now + self._patience_s, wanted
 
     def answered(self, node: int) -> None:
-        """Record that the Fetch to this broker has ended."""
+        """Note that the Fetch to this broker has ended."""
         with self._lock:
             self._asked.pop(node, None)
             self._overdue.pop(node, None)
 
     def failed(self, node: int, now: float) -> frozenset[T]:
-        """Record that the Fetch to this follower has failed. Return the partitions of the Fetch. For a while, the
+        """Note that the Fetch to this follower has failed. Return the partitions of the Fetch. For a while, the
         consumer reads these partitions only from their leaders.
         """
         with self._lock:
@@ -111,7 +111,7 @@ class Followers(Generic[T]):
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
-        """Record the errors in a follower's overdue response. The consumer already reads the affected partitions from
+        """Note the errors in a follower's overdue response. The consumer already reads the affected partitions from
         their leaders.
         """
         with self._lock:

@@ -104,11 +104,11 @@ class FormerTopics:
         return FormerTopics(self.ids)
 
     def succeeded(self, former: bytes, by: bytes) -> None:
-        """Record that the topic with the id `by` has replaced the topic with the id `former`."""
+        """Note that the topic with the id `by` has replaced the topic with the id `former`."""
         self.ids = (self.ids | {former}) - {by}
 
     def name(self, topic_id: bytes | None, now: float) -> bool:
-        """Record the topic id in the metadata; None: not known, or several ids. Return whether it is the id of a former
+        """Note the topic id in the metadata; None: not known, or several ids. Return whether it is the id of a former
         topic.
         """
         if topic_id not in self.ids:
@@ -210,8 +210,8 @@ class History:
         return next((start for start, end in self._skipped if start < offset <= end), offset)
 
     def _note_read(self, start: int, end: int, former_end: int | None) -> None:
-        """Record that this range was read, so it no longer counts as skipped. If the range begins after the end of the
-        lineage, record the gap before the range as skipped.
+        """Note that this range was read, so it no longer counts as skipped. If the range begins after the end of the
+        lineage, the gap before the range counts as skipped from now on.
 
         Args:
             start: Offset that was fetched.
@@ -244,7 +244,7 @@ class History:
         return None not in {topic_id, self.topic_id} and topic_id != self.topic_id
 
     def adopt(self, topic_id: bytes | None) -> None:
-        """Record the id of the present topic of this name; None if the brokers do not report ids."""
+        """Note the id of the present topic of this name; None if the brokers do not report ids."""
         if topic_id is None:
             return
         if self.topic_id is not None and self.topic_id != topic_id:
@@ -297,7 +297,7 @@ class History:
                 self._skipped = []
 
     def observe(self, records: Any, fetched: int, *, marked: bool) -> bool:
-        """Record the leader epochs of fetched batches. Return False if the epochs contradict the records that were read
+        """Note the leader epochs of fetched batches. Return False if the epochs contradict the records that were read
         before.
 
         Args:

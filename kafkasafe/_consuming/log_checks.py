@@ -143,7 +143,7 @@ class LogChecks:
            id C.
         2. kafka-python's metadata still contain id B. The new metadata contain id C. Suppose the procedure accepts
            topic C.
-        3. The next check would use kafka-python's metadata, conclude that B is newer than C, and record C as a former
+        3. The next check would use kafka-python's metadata, conclude that B is newer than C, and treat C as a former
            topic. All later metadata contain id C and would count as outdated, so the consumer would never read the
            partition again.
 

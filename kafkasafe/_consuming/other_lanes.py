@@ -98,7 +98,7 @@ class OtherLanes:
 
         Args:
             readings: The `ReadingRun` of each partition, which the next batch continues.
-            mine: Carrier of the next batch.
+            mine: The lane that will deliver the next batch, and the consumer's present membership in the group.
             group: The consumer's group.
 
         Raises:

@@ -148,7 +148,7 @@ class Failures:
         self.code, self.reason = code, reason
 
     def ended(self) -> None:
-        """Record that a fetch has succeeded. The pause after failures ends."""
+        """Note that a fetch has succeeded. The pause after failures ends."""
         self.count = self.reported_code = 0
         self.remote = None
         self.rest_until = 0.0
@@ -158,19 +158,19 @@ class Failures:
         self.rest_until = until
 
     def reported(self) -> None:
-        """Record that an event has reported the failures so far."""
+        """Note that an event has reported the failures so far."""
         self.reported_code = self.code
 
     def raised(self, now: float) -> None:
-        """Record that `poll` raises an error about the failures at the time `now`."""
+        """Note that `poll` raises an error about the failures at the time `now`."""
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:
-        """Record the leader's answer: whether the position is in remote storage."""
+        """Note the leader's answer: whether the position is in remote storage."""
         self.remote = remote
 
     def moved(self) -> None:
-        """Record a new position. It is not known whether the new position is in remote storage."""
+        """Note a new position. It is not known whether the new position is in remote storage."""
         self.remote = None
 
 
@@ -287,7 +287,7 @@ class AssignedPartition:
         return True
 
     def begin(self, inquiry: RunningProcedure[Any]) -> None:
-        """Record the procedure that runs now. The event that started the procedure has set the state already.
+        """Note the procedure that runs now. The event that started the procedure has set the state already.
 
         If a signal handler has called `seek` since this event, the procedure concerns a former position, and is
         cancelled.
@@ -360,11 +360,11 @@ class AssignedPartition:
         return self.reset is None and bool(self.state.awaiting_reset)
 
     def place(self, position: int) -> None:
-        """Record the position for which a procedure begins or an error is raised."""
+        """Note the position for which a procedure begins or an error is raised."""
         self.position = position
 
     def sought(self) -> list[Action]:
-        """Record that the application has chosen a position. Return the actions to carry out."""
+        """Note that the application has chosen a position. Return the actions to carry out."""
         self.reset = None
         self.failures.moved()
         return self.on(
@@ -383,22 +383,22 @@ class AssignedPartition:
         self.doubted = True
 
     def looked(self) -> None:
-        """Record that a check begins. The check also settles the doubt."""
+        """Note that a check begins. From now on, `doubted` is false."""
         self.doubted = False
 
     def check(self, leadership: Leadership | None) -> None:
-        """Record that the position is valid under this leadership; None: the metadata named no leader."""
+        """Note that the position is valid under this leadership; None: the metadata named no leader."""
         self.checked = leadership
 
     def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
-        """Record that the log no longer contains the records that were read. Return the actions to carry out."""
+        """Note that the log no longer contains the records that were read. Return the actions to carry out."""
         # Store the error first: an interrupt must not leave a held partition without an error.
         self.undecided = undecided
         self.stop(error)
         return self.on(PositionEvent.DIFFERED)
 
     def strand(self, error: Exception) -> list[Action]:
-        """Record that the position has to be reset, but no reset is allowed. Return the actions to carry out."""
+        """Note that the position has to be reset, but no reset is allowed. Return the actions to carry out."""
         self.stop(error)
         return self.on(PositionEvent.NO_POLICY)
 
@@ -419,7 +419,7 @@ class AssignedPartition:
         self.raised_at = now
 
     def resets(self, reason: ResetReason, left: PlaceLeft | None = None) -> None:
-        """Record the reason for a reset that the application did not request.
+        """Note the reason for a reset that the application did not request.
 
         Args:
             reason: The reason.
@@ -428,6 +428,6 @@ class AssignedPartition:
         self.reset, self._left = reason, left
 
     def was_reset(self) -> ResetReason | None:
-        """Record that the position was reset. Return the reason; None if the application requested the reset."""
+        """Note that the position was reset. Return the reason; None if the application requested the reset."""
         reason, self.reset = self.reset, None
         return reason

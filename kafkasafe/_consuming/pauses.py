@@ -38,14 +38,14 @@ class Pauses:
         self._remote_timeout_s = remote_storage_timeout_s
 
     def ended(self, tp: TopicPartition, part: AssignedPartition) -> None:
-        """Record and report that a fetch has succeeded after failures."""
+        """Note and report that a fetch has succeeded after failures."""
         failures = part.failures
         event = PartitionReady(tp.topic, tp.partition, time.monotonic() - failures.since, failures.count)
         failures.ended()
         self._reports.emit(event)
 
     def begin(self, tp: TopicPartition, part: AssignedPartition, code: int, name: str, reason: str) -> None:
-        """Record that a fetch has failed. The consumer fetches the partition again after a pause.
+        """Note that a fetch has failed. The consumer fetches the partition again after a pause.
 
         Raises:
             RemoteStorageNotReadyError: Remote storage has taken too long to become ready.

@@ -1,5 +1,5 @@
-"""Protocols for kafka-python's state that a consumer's decisions use: the assigned partitions, the group and the
-metadata. `kafkasafe.kafkapython.adapter` implements the protocols.
+"""The interfaces through which a consumer's decisions use kafka-python's state: the assigned partitions, the group and
+the metadata. Each interface is a `typing.Protocol`; `kafkasafe.kafkapython.adapter` implements all of them.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Action(enum.Enum):
     FORGET = "forget"
     """Forget the whole history, except the topic id."""
     ADOPT = "adopt"
-    """Record the id of the topic that now has the name, because the consumer reads this topic from now on."""
+    """Note the id of the topic that now has the name, because the consumer reads this topic from now on."""
     FORGET_UNREAD_TOPIC = "forget unread topic"
     """If nothing was read, forget the topic id. Without a topic id, the position applies to the topic that now has the
     name.

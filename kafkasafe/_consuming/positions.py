@@ -57,11 +57,11 @@ class Positions:
         self._lost_nodes: set[int] = set()
 
     def lost(self, node: int) -> None:
-        """Record that a fetch from this broker has failed. kafka-python's I/O thread calls this method."""
+        """Note that a fetch from this broker has failed. kafka-python's I/O thread calls this method."""
         self._lost_nodes.add(node)
 
     def sought(self, tp: TopicPartition) -> None:
-        """Record that the application has chosen a position, and cancel resets and checks of the old position."""
+        """Note that the application has chosen a position, and cancel resets and checks of the old position."""
         self._rereading.moved(tp)
         part = self._parts.of(tp)
         if part is not None:

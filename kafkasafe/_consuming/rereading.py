@@ -136,11 +136,11 @@ class Rereading:
         return self._asked[asked]
 
     def answered(self, partitions: Collection[TopicPartition]) -> None:
-        """Record that the request for the offsets of these partitions has ended."""
+        """Note that the request for the offsets of these partitions has ended."""
         self._asked.pop(frozenset(partitions), None)
 
     def placed(self, tp: TopicPartition, offset: int) -> None:
-        """Record a position that comes from a reset: the group has no committed offset, or the application chose the
+        """Note a position that comes from a reset: the group has no committed offset, or the application chose the
         beginning or the end.
         """
         run = self._readings.get(tp)
@@ -155,7 +155,7 @@ class Rereading:
         self._forget_requests()
 
     def handed_out_late(self) -> None:
-        """Record that the program received records of a partition while a poll revoked the partition or moved its
+        """Note that the program received records of a partition while a poll revoked the partition or moved its
         position back. These records will be read again.
         """
         self._stale = True
@@ -194,7 +194,7 @@ class Rereading:
         return left if self._assignments.is_subscribed() else None
 
     def moved(self, tp: TopicPartition) -> None:
-        """Record that the application chose a position. Begin a new reading (run through the partition), unless the
+        """Note that the application chose a position. Begin a new reading (run through the partition), unless the
         position is where the last accepted batch ends.
         """
         state = self._assignments.state(tp)

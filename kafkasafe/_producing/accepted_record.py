@@ -29,7 +29,9 @@ class AcceptedRecord:
 
     @property
     def is_done(self) -> bool:
-        """Whether the record was rejected, dropped, or acknowledged (with the acknowledgement durably recorded)."""
+        """Whether the record was rejected, dropped, or acknowledged (and the acknowledgement is durably stored in the
+        spool).
+        """
         open_batch = self._open_batch
         return open_batch.parcels is not None and open_batch.locate(self._index)[0].done
 

@@ -195,7 +195,7 @@ class BatchDecision(Generic[_Outcome]):
         return None if unit is None else self._attempts[unit]
 
     def begin(self, unit: BatchUnit, outcome: _Outcome) -> None:
-        """Record that a commit is attempted."""
+        """Note that a commit is attempted."""
         self._attempts[unit] = outcome
 
     def check_open(self) -> None:

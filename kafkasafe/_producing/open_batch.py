@@ -265,7 +265,7 @@ class OpenBatch:
         return self.encoded
 
     def submitted(self) -> None:
-        """Record that the pump has the encoded batches. Make them visible to callers, and drop the records."""
+        """Note that the pump has the encoded batches. Make them visible to callers, and drop the records."""
         self.parcels = self.encoded.parcels
         self.guard = None
         self.forget()
@@ -463,7 +463,7 @@ class OpenBatch:
                 self.thread.put(self._call_done)
 
     def on_done(self, parcel: Parcel) -> None:
-        """Record that a parcel's result is final. The pump calls this method under the pump's lock."""
+        """Note that a parcel's result is final. The pump calls this method under the pump's lock."""
         waiting = (
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )

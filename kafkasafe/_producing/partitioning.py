@@ -82,13 +82,13 @@ class Partitioning:
         return self._counts.get(topic, 0)
 
     def learned(self, topic: str, partitions: int) -> None:
-        """Record the number of a topic's partitions."""
+        """Note the number of a topic's partitions."""
         if self._counts.get(topic) != partitions:
             self._counts[topic] = partitions
         self._recalled.discard(topic)
 
     def leave_open(self, topic: str) -> None:
-        """Record that this topic has records without a chosen partition."""
+        """Note that this topic has records without a chosen partition."""
         self._unchosen.add(topic)
 
     def left_open(self, topic: str) -> bool:
@@ -113,7 +113,7 @@ class Partitioning:
         return number
 
     def batch_ended(self, topic: str) -> None:
-        """Record that an open batch of this topic is sealed, so the next record begins a new open batch."""
+        """Note that an open batch of this topic is sealed, so the next record begins a new open batch."""
         self._told.discard(topic)
 
     def ask(

@@ -95,7 +95,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     # kafka-python assigns the next three attributes. This class computes their values on access.
     @property
     def is_done(self) -> bool:  # type: ignore[override]
-        """Whether the record was rejected, dropped, or acknowledged (with the acknowledgement durably recorded)."""
+        """Whether the record was rejected, dropped, or acknowledged (and the acknowledgement is durably stored in the
+        spool).
+        """
         open_batch = self.open_batch
         return open_batch.parcels is not None and open_batch.locate(self.index)[0].done
 

@@ -54,7 +54,7 @@ def goes_live(pump: Pump, path: str) -> None:
 
 
 def goes_first(pump: Pump, path: str) -> None:
-    """Record that a producer is dropped. Other producers on the directory then send their later records only after the
+    """Note that a producer is dropped. Other producers on the directory then send their later records only after the
     dropped producer's records.
 
     Takes no lock, because the garbage collector may call this function. May be called again, to include producers that

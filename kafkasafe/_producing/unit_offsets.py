@@ -27,7 +27,7 @@ class _Source:
 
     Attributes:
         fate: The outcome of the batch for these offsets.
-        claims: For each partition, the offset to which the batch moves the group if it is committed.
+        claims: For each partition, the offset to which the batch moves the group if the batch is committed.
         offsets: The offsets; None if the consumer has not moved since its last batch.
         readings: For each (group, topic, partition): the reading that the batch continues. A reading is one run of a
             consumer through the partition.

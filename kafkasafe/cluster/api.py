@@ -1,4 +1,4 @@
-"""The interface between a client and its brokers: one protocol, and the answers as plain data.
+"""The interface between a client and its brokers: `Cluster` (a `typing.Protocol`), and the answers as plain data.
 
 Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through a `Cluster` object. So
 tests can replace the brokers with simulated brokers, which fail on command and run in virtual time. `cluster/client/`
@@ -325,8 +325,8 @@ class Cluster(Protocol):
         """Connects to the partition's leader if necessary, and sends no request.
 
         The reply comes as soon as a request to the leader could be written at once. So the caller can load a batch's
-        bytes just before they are written. If a produce request could not be sent, `reach` fails with the same error,
-        and after the same delay, as the produce request.
+        bytes just before they are written. If no produce request could be sent now, `reach` fails as that request
+        would: with the same error, and after the same delay.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------

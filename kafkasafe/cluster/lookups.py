@@ -58,8 +58,8 @@ Note = Callable[[Exception], None]
 """Gets the error of each failed attempt."""
 
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# An answer may come from a former leader, or from the leader of a deleted topic. From this attempt on, the look-up
-# returns the remembered offset, if there is one.
+# An answer may come from a former leader, or from the leader of a deleted topic. From the attempt with this number on,
+# the look-up returns the remembered offset, if there is one.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63

@@ -146,7 +146,7 @@ class Producer:
             self.epochs.append(run.epoch)
 
     def note_trimmed(self) -> None:
-        """Record that the log begins in the middle of the producer's sequences."""
+        """Note that the log begins in the middle of the producer's sequences."""
         self.trimmed = True
 
 

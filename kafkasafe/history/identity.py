@@ -47,7 +47,7 @@ class BatchId:
 
     @property
     def fields(self) -> tuple[int, int, int]:
-        """Producer id, epoch and base sequence, as in the spool's marks (recorded decisions)."""
+        """Producer id, epoch and base sequence, as in the marks (decisions) in the lane's log."""
         return self.producer_id, self.producer_epoch, self.base_sequence
 
     @property

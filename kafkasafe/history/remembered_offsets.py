@@ -55,7 +55,7 @@ class LowerAnswers:
         return max(0.0, now - self.since)
 
     def release(self) -> None:
-        """Record that an answer was accepted."""
+        """Note that an answer was accepted."""
         self.since, self.answered = None, -1
 
 
@@ -101,7 +101,7 @@ class RememberedOffsets:
     # --- the end ---
 
     def see_epoch(self, leader_epoch: int) -> None:
-        """Record the leader epoch of an answer."""
+        """Note the leader epoch of an answer."""
         self.newest_epoch = max(self.newest_epoch, leader_epoch)
 
     def raise_end(self, offset: int, leader_epoch: int) -> None:
@@ -110,7 +110,7 @@ class RememberedOffsets:
         self.lower_ends.release()
 
     def begin_end(self, offset: int, leader_epoch: int) -> int:
-        """Record the first end offset of a recreated topic. Return the end offset of the deleted topic."""
+        """Note the first end offset of a recreated topic. Return the end offset of the deleted topic."""
         previous, self.recreated = self.end_before, None
         self.end, self.end_epoch, self.newest_epoch = offset, leader_epoch, leader_epoch
         return previous
@@ -149,7 +149,7 @@ class RememberedOffsets:
     # --- all answers ---
 
     def note_found(self, timestamp_ms: int, record: FoundRecord) -> None:
-        """Record the result of a look-up by timestamp."""
+        """Note the result of a look-up by timestamp."""
         self.found[timestamp_ms] = record
         self.found.move_to_end(timestamp_ms)
         while len(self.found) > MAX_TIMESTAMPS:
@@ -164,7 +164,7 @@ class RememberedOffsets:
             del self.found[timestamp]
 
     def is_former(self, topic_id: bytes | None, now: float) -> bool:
-        """Record the topic id in an answer. Return whether the topic with this id counts as deleted."""
+        """Note the topic id in an answer. Return whether the topic with this id counts as deleted."""
         if topic_id is None:
             return False
         if topic_id not in self.former_ids:
@@ -179,7 +179,7 @@ class RememberedOffsets:
         return False
 
     def identify(self, topic_id: bytes | None) -> bool:
-        """Record the topic id. Return whether the topic id changed. A change voids all remembered answers."""
+        """Note the topic id. Return whether the topic id changed. A change voids all remembered answers."""
         if topic_id is None or topic_id == self.topic_id:
             return False
         old, self.topic_id = self.topic_id, topic_id

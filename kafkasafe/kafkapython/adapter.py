@@ -1,6 +1,7 @@
 """Gives the objects that decide for a consumer access to kafka-python's partitions, group and metadata.
 
-`kafkasafe._consuming.ports` has the protocols that the classes implement, and documents the methods.
+`kafkasafe._consuming.ports` defines the interfaces that the classes of this module implement, and documents the
+methods.
 
 `each_record`, the consumer's iterator, reads kafka-python's states without a call for each record.
 """

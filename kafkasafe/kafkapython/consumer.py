@@ -172,7 +172,7 @@ class ExtendedConsumer(KafkaConsumer):
             except StopIteration:
                 self._iterator = None
             except BaseException:
-                # Ctrl-C. The iterator goes on with another poll.
+                # Ctrl-C. The iterator continues with another poll.
                 self._fetcher.give_back_last(self._iterator)
                 self._iterator = None
                 raise

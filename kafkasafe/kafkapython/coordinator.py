@@ -1,4 +1,6 @@
-"""kafka-python's group coordinator, with fixes for joins. Adds the records' history to each committed offset."""
+"""kafka-python's group coordinator, with fixes for joins. Adds to each committed offset the history of the records
+before it.
+"""
 
 from __future__ import annotations
 

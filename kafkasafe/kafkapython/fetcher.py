@@ -287,7 +287,7 @@ class Fetcher(KafkaFetcher):
                 data.records = bytes(data.records)
         for tp, part in list(self._paused_partition_records.items()):
             if not self._subscriptions.is_paused(tp):
-                continue  # it goes on soon
+                continue  # the partition was resumed
             if part.kind is not None and not part.own():
                 del self._paused_partition_records[tp]
                 part.drain()

@@ -40,7 +40,7 @@ class HeldRecords:
         self._postponed: list[Any] = []
 
     def hold(self, tp: TopicPartition, after: int, position: OffsetAndMetadata) -> None:
-        """Stores that an iterator has taken records from a partition.
+        """Notes that an iterator has taken records from a partition.
 
         Args:
             tp: Partition of the records.

@@ -82,8 +82,8 @@ class ArrowPacker:
         head_rows: Largest number of rows in the first batch of a partition, the *head*. The sender reads the head back
             from the log. See `head_from`.
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
-        head_base: Computes the base timestamp of a head from the timestamp of its records. If `head_base` is None,
-            and in all other batches, the base timestamp is that of the records.
+        head_base: Function that computes the base timestamp of a head from the timestamp of the head's records. All
+            other batches (and, if `head_base` is None, heads too) have the records' timestamp as their base timestamp.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """

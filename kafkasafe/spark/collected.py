@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _LEAST_ROWS: Final = 256
-# Each of a job's first 64 tasks may return more bytes than a later task, because otherwise thousands of tasks would
-# fill the driver's memory. The limit for encoded batches works in the same way (`tasks.inline_limit`).
+# The first 64 tasks of a job may each return more bytes than a later task. If all tasks might return as much, thousands
+# of tasks would fill the driver's memory. The limit for encoded batches works in the same way (`tasks.inline_limit`).
 _FIRST_TASKS: Final = 64
 _LATER_SHARE: Final = 16
 _PAUSE: Final = 100  # micro-batches
@@ -54,8 +54,8 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: Largest number of rows.
-        row_bytes: Largest size of a row's key, value and topic together, in bytes. After the first 64 tasks of a job,
-            the limit for each task is one sixteenth of `row_bytes`.
+        row_bytes: Largest size of a row's key, value and topic together, in bytes. In all tasks of a job after the
+            first 64, a row may have only one sixteenth of `row_bytes`.
     """
 
     rows: int

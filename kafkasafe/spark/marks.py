@@ -32,7 +32,7 @@ class Mark:
         lost: First and last lost offset (inclusive), if they are known.
         first: First offset of the range. Used only in a query's first micro-batch, and only if `begin` is None.
             `UNRESOLVED`: the starting options could not be evaluated when the range was planned. None: the plan did not
-            record where the range begins.
+            store where the range begins.
     """
 
     offset: int

@@ -59,8 +59,8 @@ class QueryBounds:
         )
 
     def begin_was_chosen(self, partition: Partition) -> bool:
-        """Returns whether the options are wrong if the starting offset is above the partition's end. They may be right
-        if the query starts at the earliest offset, or if it starts at a time and ends at the latest offset.
+        """Returns whether a starting offset above the ending offset shows that the options are wrong. It does not show
+        this if the query starts at the earliest offset, or if the query starts at a time and ends at the latest offset.
         """
         starting = self._options.starting
         value = starting.everywhere if starting.each is None else starting.each[partition]
@@ -71,8 +71,9 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """The starting options resolve to the offset `begin` now. Returns whether they gave the same offset when the
-        batch that ends at `end` was planned, unless retention has moved the start of the log since then: see `trimmed`.
+        """The starting options now resolve to the offset `begin`. Returns whether they already resolved to `begin` when
+        the batch that ends at `end` was planned. Ignores that retention may have moved the start of the log since then:
+        `trimmed` checks this.
         """
         starting = self._options.starting
         if isinstance(starting, Offsets):

@@ -320,8 +320,8 @@ def parts_of_rows(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
 def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
     reports = [message for message in messages if isinstance(message, Message)]
     if messages and not reports and all(message is None for message in messages):
-        # With a continuous trigger, Spark calls `commit`, although it has never called `write` (observed with Spark
-        # 4.2). No other reason is known.
+        # All messages are None if the query has a continuous trigger: Spark then calls `commit`, although it has never
+        # called `write` (observed with Spark 4.2). No other cause is known.
         raise UsageError(
             "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch but passed none of its rows to the tasks. The"
             " cause is trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"

@@ -1,9 +1,9 @@
 """Reports the outcome of each batch in a spool, with the evidence, without changing or sending anything.
 
-`fates` reports the outcomes that the spool records. For batches that may have been sent, `Examination` judges the
-cluster's answers, as the journal does. The best evidence is a batch header in the log, because users can verify it
-later at its offset. If the log cannot be read, the evidence is the leader's producer state. Without a batch header and
-without producer state, the batch is undecidable.
+`fates` reports the outcomes that are stored in the spool. For batches that may have been sent, `Examination` judges the
+cluster's answers, as the journal does. The best evidence is a batch header in the partition's log, because users can
+verify the header later at its offset. If the partition's log cannot be read, the evidence is the leader's producer
+state. Without a batch header and without producer state, the batch is undecidable.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class SpoolOutcome(enum.Enum):
     """The outcome of a batch according to the spool."""
 
     COMMITTED = "committed"
-    """The cluster acknowledged the batch, and a durable mark in the spool records the acknowledgement."""
+    """The cluster acknowledged the batch, as a durable mark in the spool says."""
     IN_DOUBT = "in_doubt"
-    """The batch has a batch id and may have been sent. The spool does not record its outcome."""
+    """The batch has a batch id and may have been sent. The spool does not contain its outcome."""
     NOT_SENT = "not_sent"
     """The batch was never sent: it has no batch id, or nothing was sent to its partition yet."""
     REJECTED = "rejected"
@@ -52,7 +52,7 @@ class ExchangeStep(enum.Enum):
     """1: the batch is staged without a batch id, so it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
     """2: the batch is staged under its id. If the batch was sent, only the cluster knows whether step 3 has happened,
-    because the spool does not record step 3.
+    because nothing is written to the spool at step 3.
     """
     COMMITTED = "committed"
     """3: the cluster has the batch, according to a query, at an unknown offset."""
@@ -184,13 +184,13 @@ class Finding(enum.Enum):
     """The outcome, according to the cluster, of a batch that may have been sent."""
 
     COMMITTED = "committed"
-    """The batch is in the log, and replicated."""
+    """The batch is in the partition's log, and replicated."""
     APPENDED = "appended"
     """The leader has the batch, but its followers have not confirmed it yet, so a change of leaders may remove the
     batch.
     """
     ABSENT = "absent"
-    """The batch is not in the log."""
+    """The batch is not in the partition's log."""
     UNDECIDABLE = "undecidable"
     """The outcome cannot be determined. `ExaminedBatch.evidence` says why."""
     NOT_ANSWERED = "not_answered"

@@ -69,7 +69,7 @@ class ExtentFile:
             self._begin = self._end = None
 
     def gone(self, segment: StoredSegment) -> None:
-        """Record that the log's first segment was deleted, and count its records as deleted."""
+        """Note that the log's first segment was deleted, and count its records as deleted."""
         self._before += segment.records
 
     def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:

@@ -1,4 +1,4 @@
-"""The interface between the spool and the disk: the protocol `Files`, and its implementation on the real disk.
+"""The interface between the spool and the disk (`Files`, a `typing.Protocol`), and its implementation on the real disk.
 
 The spool accesses the disk only through `Files`, so tests can replace the real disk with a disk that loses power, fills
 up or lies (`kafkasafe.testing.disk`). A failed operation raises an OSError, and the spool decides what the error means.

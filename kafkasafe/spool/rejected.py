@@ -194,7 +194,8 @@ def rejected_names(files: Files, lane: Path) -> list[str]:
 
 
 def data_of(files: Files, path: Path, position: int) -> bytearray:
-    """The bytes of one batch, including the address that is stored in the file.
+    """The bytes of one batch as they are in the file. The batch's header contains its spool position and destination
+    number.
 
     Raises:
         OSError: The file cannot be read.

@@ -29,7 +29,7 @@ class Refused:
 
     Attributes:
         position: Position in the lane's log.
-        data: Bytes of the batch, into which `encode` writes the address.
+        data: Bytes of the batch. `encode` writes the position and the destination number into the batch's header.
         code: Kafka's error code, or `OPERATOR`.
         reason: Human-readable text.
         given: See `journal.Batch`.
@@ -100,8 +100,8 @@ def most_bytes(batch: Batch) -> int:
 def encode(
     batches: Sequence[Refused], destination: m.Destination, *, lane_id: bytes, cluster_id: str, now_ms: int
 ) -> list[bytearray]:
-    """Returns the content of a file with batches of one destination, in pieces. Writes the batches' addresses into
-    `Refused.data`.
+    """Returns the content of a file with batches of one destination, in pieces. Writes the position and the destination
+    number of each batch into the header in `Refused.data`.
     """
     marks: list[m.Mark] = [destination]
     marks += [m.Rejected(batch.position, batch.code, batch.reason) for batch in batches]

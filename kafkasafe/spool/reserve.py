@@ -5,7 +5,7 @@ On a full disk, writing a mark frees more room than the mark takes, because segm
 lane reserves room that only marks may use. On a full disk, the reserve works like this:
 
 1. Other programs fill the disk. New batches cannot be written, and wait in memory.
-2. The cluster acknowledges the batches of the oldest segment. The disk has no room for the marks that record the
+2. The cluster acknowledges the batches of the oldest segment. The disk has no room for the marks about the
    acknowledgements.
 3. The spool deletes the reserve, writes the marks, and deletes the segment, so that batches have room again.
 """

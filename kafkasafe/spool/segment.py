@@ -100,13 +100,13 @@ class StoredSegment:
     # -- while it is read ------------------------------------------------------------------------------------------
 
     def note_written(self, written_ms: int) -> None:
-        """Record when one of the segment's spool groups was written. The largest time is kept, so that the segment is
+        """Note when one of the segment's spool groups was written. The largest time is kept, so that the segment is
         retained longer, not shorter, if the clock was set back.
         """
         self.written_ms = max(self.written_ms, written_ms)
 
     def ends_at(self, size_bytes: int) -> None:
-        """Record that only the first `size_bytes` of the segment are valid."""
+        """Note that only the first `size_bytes` of the segment are valid."""
         self.size_bytes = size_bytes
 
     def add(self, entry: m.ManifestEntry, at: int, records: int) -> None:
@@ -115,7 +115,7 @@ class StoredSegment:
         self.records += records
 
     def prove(self, end: int) -> None:
-        """Record that all bytes before the byte offset `end` were certainly durable at some time."""
+        """Note that all bytes before the byte offset `end` were certainly durable at some time."""
         self.proven_bytes = end
 
     # -- while it is written -----------------------------------------------------------------------------------------

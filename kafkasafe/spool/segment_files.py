@@ -55,7 +55,7 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Record that the newest segment gets no more records. Closes the segment's file if too many files are open."""
+        """Note that the newest segment gets no more records. Closes the segment's file if too many files are open."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))

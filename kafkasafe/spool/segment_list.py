@@ -176,7 +176,7 @@ class SegmentList(Sequence[StoredSegment]):
         del self._segments[-1]
 
     def leave_last(self) -> None:
-        """Record that the last segment gets no more records."""
+        """Note that the last segment gets no more records."""
         self._held.limit()
 
     # -- where the files are -----------------------------------------------------------------------------------------

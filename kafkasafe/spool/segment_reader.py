@@ -272,9 +272,9 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 
 def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
-    """Whether a crash may be the reason that the address of a batch (the part of its header with the base offset and
-    the batch id) is damaged, although its body is complete. A crash may be the reason if all bytes from the first
-    damaged byte to the next sector boundary are zeros, and all later bytes are intact.
+    """Whether a crash may be the reason that bytes 0 to 20 of a batch (the fields from the base offset to the CRC) are
+    damaged, although the rest of the batch is complete. A crash may be the reason if all bytes from the first damaged
+    byte to the next sector boundary are zeros, and all later bytes are intact.
     """
     found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES

@@ -63,7 +63,7 @@ class SegmentWriter:
         return left >= size_bytes
 
     def promise(self) -> None:
-        """Record the current end of the log. After a failure, `put_back` cuts off all bytes that are written after this
+        """Note the current end of the log. After a failure, `put_back` cuts off all bytes that are written after this
         call.
         """
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
@@ -119,8 +119,8 @@ class SegmentWriter:
     def drop_cache(self) -> None:
         """Drop the last segment from the system's page cache. The segment must be synced completely.
 
-        Without this, a system with much free memory keeps gigabytes of delivered records in its page cache. Each write
-        then gets memory that was unused for a long time, and filling such memory takes longer.
+        Without this call, a system with much free memory keeps gigabytes of delivered records in its page cache. Each
+        write then gets memory that was unused for a long time, and filling such memory takes longer.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:

@@ -182,7 +182,7 @@ class Spool:
             batches: (destination, bytes) of each batch. This method writes the batch's position and destination into
                 the bytes.
             atomic: Whether recovery must keep either the whole spool group or nothing of it.
-            closed: Whether the spool group records an orderly close.
+            closed: Whether the spool group is the last one before an orderly close, and says so.
             makes_room: Whether the batches replace other batches. The space of the other batches can then be freed, so
                 the new batches may use the reserve.
             divisible: Whether the batches will have to be divided. Such batches are written to small segments.
@@ -263,7 +263,8 @@ class Spool:
             self._writer.drop_cache()
 
     def read(self, position: int) -> bytearray:
-        """Returns the data batch at a position, with its spool address, after checking every byte.
+        """Returns the data batch at a position, after checking every byte. The batch's header contains the position and
+        the destination number.
 
         Raises:
             SpoolCorruptError: The bytes differ from those written, or their file was lost.
@@ -347,8 +348,8 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Whether to record in the log that this close was orderly (unless this owner wrote nothing, and
-                `marks` is empty).
+            closed_mark: Whether to note in the lane's log that this close was orderly (unless this owner wrote nothing,
+                and `marks` is empty).
             marks: Marks to write before the files are closed, if `closed_mark` is true.
 
         Raises:
@@ -377,7 +378,7 @@ class Spool:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """Record the new path of the directory, which the caller has already moved on the disk."""
+        """Note the new path of the directory, which the caller has already moved on the disk."""
         self._lane = lane
         self._segments.stands_at(lane)
         self._extent.stands_at(lane)
@@ -482,7 +483,7 @@ class Spool:
         closed: bool = False,
         snapshot: bool = False,
     ) -> tuple[bytearray, list[m.ManifestEntry], int]:
-        """Encode the control batch, and write the addresses into the batches."""
+        """Encode the control batch, and write the position and destination number of each batch into its header."""
         position = self.next_position + 1 + len(marks)
         manifest = []
         for destination, data in batches:

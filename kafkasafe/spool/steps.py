@@ -13,8 +13,8 @@ from kafkasafe.spool.examine import ExchangeStep
 
 @dataclass(slots=True)
 class BatchTimes:
-    """Times at which the spool recorded the steps of a plain batch (ms since the epoch); -1 if the step is not
-    recorded, or the time is no longer known.
+    """Times at which the steps of a plain batch were noted in the spool (ms since the epoch). -1 if a step was not
+    noted, or if its time is no longer known.
 
     Attributes:
         prepared_ms: When the batch was written to the spool.
@@ -27,17 +27,17 @@ class BatchTimes:
     commit_acknowledged_ms: int = -1
 
     def identify(self, written_ms: int) -> None:
-        """Record when the batch's id was written. From then on, the batch may be sent."""
+        """Note when the batch's id was written. From then on, the batch may be sent."""
         self.prepare_acknowledged_ms = written_ms
 
     def commit(self, written_ms: int) -> None:
-        """Record when the batch's offset was written."""
+        """Note when the batch's offset was written."""
         self.commit_acknowledged_ms = written_ms
 
 
 @dataclass(slots=True)
 class UnitLog:
-    """An atomic batch, as recorded by the marks.
+    """An atomic batch, as the marks describe it.
 
     Attributes:
         unit_id: Id of the atomic batch, 16 bytes.
@@ -50,9 +50,9 @@ class UnitLog:
         outcome: How the atomic batch ended; None until this is decided.
         reason: Why the atomic batch was dropped; empty for other outcomes.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. Only afterwards
-            does the producer commit it.
-        ended_ms: When the spool recorded `outcome`.
+        prepare_acknowledged_ms: When it was noted in the spool that the brokers have the whole atomic batch. Only
+            afterwards does the producer commit the atomic batch.
+        ended_ms: When `outcome` was written to the spool.
         offsets: Maps the position of each batch to its base offset.
     """
 
@@ -100,21 +100,21 @@ class UnitLog:
         return self.prepare_acknowledged_ms >= 0
 
     def begin(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
-        """Record the transaction in which the atomic batch is sent."""
+        """Note the transaction in which the atomic batch is sent."""
         self.transactional_id = transactional_id
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.void()
 
     def stage(self, offsets: dict[int, int], written_ms: int) -> None:
-        """Record that the brokers have the whole atomic batch, at these base offsets."""
+        """Note that the brokers have the whole atomic batch, at these base offsets."""
         self.prepare_acknowledged_ms, self.offsets = written_ms, offsets
 
     def void(self) -> None:
-        """Record that the batch is not staged any more, because its transaction cannot be committed."""
+        """Note that the batch is not staged any more, because its transaction cannot be committed."""
         self.prepare_acknowledged_ms, self.offsets = -1, {}
 
     def end(self, outcome: m.UnitOutcome, reason: str, written_ms: int) -> None:
-        """Record the outcome, and when it was written."""
+        """Note the outcome, and when it was written."""
         self.outcome, self.reason, self.ended_ms = outcome, reason, written_ms
 
     def add(self, position: int) -> None:
@@ -233,7 +233,7 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Record that an atomic batch leaves its transaction. If the batch was staged, its transaction can no longer be
+        """Note that an atomic batch leaves its transaction. If the batch was staged, its transaction can no longer be
         committed. So the other atomic batches in this transaction do not count as staged any more, either.
         """
         if not left.is_staged:

@@ -95,7 +95,7 @@ class _OwnedSockets:
         self._sockets.add(sock)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: closes the child's copies. The parent goes on using its sockets."""
+        """In a forked child: closes the child's copies. The parent still uses its sockets."""
         self.forked = True
         for sock in self._sockets:
             sock.close()

@@ -19,7 +19,7 @@ from kafkasafe.cluster.terms import TopicPartition, safely
 
 
 class Call:
-    """One request to one broker, and its single outcome. Each subclass stores for itself whether it has an outcome."""
+    """One request to one broker, and its single outcome. Each subclass stores whether the call has an outcome."""
 
     __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
 

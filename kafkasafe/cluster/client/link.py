@@ -326,7 +326,7 @@ class BrokerLink:
         self.waiting = kept
 
     def silent_for(self, now: float) -> float:
-        """Seconds for which the node has sent nothing while an answer is outstanding; 0 if no answer is outstanding."""
+        """How many seconds the broker has sent nothing, although an answer is outstanding; 0 if none is outstanding."""
         if not self.in_flight or self.conn is None:
             return 0.0
         call, since = next(iter(self.in_flight.items()))

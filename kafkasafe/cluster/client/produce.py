@@ -178,8 +178,8 @@ class RequestOrder:
 
     def __init__(self) -> None:
         self._fences: dict[TopicPartition, int] = {}
-        # For each partition with unanswered batches: the node to which the batches were sent, their topic id, and their
-        # number. Invariant: all unanswered batches of a partition were sent to one node, with one topic id.
+        # For each partition with unanswered batches: the broker to which the batches were sent, their topic id, and
+        # their number. Invariant: all unanswered batches of a partition were sent to one broker, with one topic id.
         self._pending: dict[TopicPartition, tuple[NodeId, bytes, int]] = {}
 
     def fence(self, target: TopicPartition) -> int:

@@ -41,7 +41,7 @@ class BatchMemory:
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
-        """Record a batch that was read. Drop remembered batches that overlap the new batch or come after it."""
+        """Note a batch that was read. Drop remembered batches that overlap the new batch or come after it."""
         self.truncate(mark.base_offset)
         self._marks.append(mark)
 

@@ -133,7 +133,7 @@ class Lineage:
         return next((epoch for epoch in reversed(self._epochs) if epoch != UNDEFINED), UNDEFINED)
 
     def observe(self, epoch: int, offset: int, next_offset: int | None = None) -> bool:
-        """Record a batch (or record) that was read.
+        """Note a batch (or record) that was read.
 
         Args:
             epoch: The batch's partition leader epoch, `UNDEFINED` when the batch has none.
@@ -175,7 +175,7 @@ class Lineage:
         return True
 
     def _again(self, epoch: int, offset: int, after: int) -> bool:
-        """Record a batch that begins before the end of the history."""
+        """Note a batch that begins before the end of the history."""
         at = bisect_right(self._starts, offset) - 1
         known = self._epochs[at] if at >= 0 else None
         following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
@@ -202,8 +202,8 @@ class Lineage:
         elif UNDEFINED in {known, epoch}:
             pass  # nothing to compare with
         elif epoch == following and offset > self._starts[at]:
-            # There was a gap before the recorded start of the following epoch. The new batch shows that the epoch
-            # begins earlier, within the gap.
+            # The history has a gap before the start of the following epoch. The new batch shows that this epoch begins
+            # earlier, within the gap.
             self._starts[at + 1] = offset
         else:
             return False

@@ -95,7 +95,7 @@ class Step:
         reply_epoch: The epoch in the answer, `UNDEFINED` when the leader knows no such epoch.
         reply_end_offset: The end offset of `reply_epoch` in the leader's log, `UNDEFINED` when the leader knows none.
         truncate_to: The offset to which our log would be truncated after this step.
-        kind: The kind of answer. Brokers send the same response for `UNKNOWN` and `UNDEFINED`; `EpochWalk` records both
+        kind: The kind of answer. Brokers send the same response for `UNKNOWN` and `UNDEFINED`; `EpochWalk` stores both
             as `UNDEFINED`.
     """
 

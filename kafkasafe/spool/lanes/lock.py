@@ -167,7 +167,7 @@ class LaneLock:
         return identity == self._identities[0]
 
     def fetched(self, number: int) -> None:
-        """Record that the directory was moved back into the spool directory, as the lane with this number."""
+        """Note that the directory was moved back into the spool directory, as the lane with this number."""
         self._stands(number, self._directory, self._handle)
 
     @property

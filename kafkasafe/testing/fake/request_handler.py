@@ -64,7 +64,7 @@ class _Throttle:
     times: int | None
 
     def use(self) -> bool:
-        """Counts an answer. Returns whether the rule goes on."""
+        """Counts an answer. Returns whether later answers are throttled, too."""
         if self.times is not None:
             self.times -= 1
         return self.times != 0
