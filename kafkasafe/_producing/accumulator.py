@@ -320,7 +320,8 @@ class Accumulator:
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
                 # A signal handler may have encoded and sealed the open batch meanwhile. Then the pump already has the
-                # handler's parcels (encoded batches) and their head, and both must not change.
+                # handler's parcels (encoded batches) and the parcel that represents all of them (`head`). None of these
+                # parcels may change.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))

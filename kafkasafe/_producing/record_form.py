@@ -131,7 +131,7 @@ def _as_bytes(item: Any, what: str, option: str) -> bytes:
 
 def _check_headers(headers: Any) -> Headers:
     if not headers:
-        return ()  # KafkaProducer refuses what is empty, but not a list
+        return ()  # KafkaProducer refuses `()` and `{}`
     if not isinstance(headers, list):
         raise TypeError(f"headers must be a list of (str, bytes) tuples, not {headers!r}")
     for index, item in enumerate(headers):

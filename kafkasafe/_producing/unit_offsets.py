@@ -46,8 +46,8 @@ class UnitOffsets:
         self._parts = parts
         self._decision = decision
         self._sources: dict[tuple[str, Hashable], _Source] = {}
-        """By (group, giver): the offsets that the giver added for the group. A giver is a consumer or the program (see
-        `claim`). The entries are in the order in which the offsets were added.
+        """Maps (group, giver) to the offsets that the giver added for the group. A giver is a consumer or the program
+        (see `claim`). The entries are in the order in which the offsets were added.
         """
         self._replaced: list[OffsetClaim] = []
         """The claims (`OffsetClaim`) of offsets that were added to the batch and then replaced by later offsets. The

@@ -112,7 +112,7 @@ class TopicInfo:
         partitions: The partitions by number. While `error_code` is not 0, the partitions that were known before the
             error.
         error_code: Kafka's error code for the topic as a whole; 0 for success. A broker that has just started may
-            briefly answer 3 for a topic that exists.
+            briefly answer with code 3 for a topic that exists.
     """
 
     name: str

@@ -189,15 +189,15 @@ class Cluster(Protocol):
         """Restricts the client to the first cluster that answers, or to the cluster that `repin` names later. Call
         before `start`.
 
-        On each new connection, the client first asks for the cluster id. If a connection leads to another cluster, the
+        On each new connection, the client first asks for the cluster id. If the broker belongs to another cluster, the
         client closes the connection and tries again with back-off; requests that waited for the connection fail with
         WrongClusterError (not sent). Brokers that report no cluster id are accepted until one broker has reported an
         id.
 
         Args:
             on_other_cluster: Listener that gets the id of another cluster that answered.
-            on_pinned_cluster: Listener that is called when a new connection leads to the right cluster, before other
-                requests are written to the connection.
+            on_pinned_cluster: Listener that is called when the broker of a new connection belongs to the right cluster,
+                before other requests are written to the connection.
         """
 
     def repin(self, cluster_id: str) -> None:
@@ -368,8 +368,8 @@ class Cluster(Protocol):
             reply: Gets `RecordsFetched` or `Failure`.
             isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
             max_wait_ms: How long the broker may wait for the first byte, in ms.
-            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
-                75 (Kafka 2.1 and later). -1: do not check the epoch.
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers
+                with error code 74 or 75 (Kafka 2.1 and later). -1: do not check the epoch.
             last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. If the leader's log lacks this
                 record, or has it with another epoch, the leader reports the divergence (Kafka 2.7 and later).
         """
@@ -418,8 +418,8 @@ class Cluster(Protocol):
         """Asks for the end of the log, which may be after the high watermark.
 
         The request has the replica id of a debugging replica (-2), to which every replica answers, not only the leader.
-        From Kafka 2.4 on, the request also has a leader epoch, and a former leader answers error code 74 instead of an
-        offset.
+        From Kafka 2.4 on, the request also has a leader epoch, and a former leader answers with error code 74 instead
+        of an offset.
         """
 
     def offset_for_leader_epoch(
@@ -438,8 +438,8 @@ class Cluster(Protocol):
             partition: Partition number.
             leader_epoch: The epoch.
             reply: Gets an `EpochEnd` or a `Failure`. With brokers before 0.11, the `Failure` has `unsupported` true.
-            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
-                75 (Kafka 2.1 and later). -1: do not check the epoch.
+            current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers
+                with error code 74 or 75 (Kafka 2.1 and later). -1: do not check the epoch.
         """
 
 

@@ -15,7 +15,7 @@ class ClusterPin:
     """Stores which cluster a client may communicate with, and which cluster answered last.
 
     Attributes:
-        pinned: Whether each new connection must prove that it leads to the pinned cluster.
+        pinned: Whether the broker of each new connection must prove that it belongs to the pinned cluster.
         cluster_id: Id of the cluster that answered last; None before the first answer, and if the broker reports no id.
     """
 
@@ -26,8 +26,8 @@ class ClusterPin:
         self.pinned = False
         self.cluster_id: str | None = None
         self._pinned: str | None = None
-        """Id of the cluster to which connections of a pinned client must lead; None until a broker has reported its
-        cluster id.
+        """Id of the only cluster to which the brokers of a pinned client may belong; None until a broker has reported
+        its cluster id.
         """
         self._on_other_cluster: Callable[[str], None] = lambda _: None
         self._on_pinned_cluster: Callable[[], None] = lambda: None

@@ -198,12 +198,13 @@ class Transactions(Protocol):
     ) -> None:
         """Takes over a transactional id: the coordinator fences older holders and aborts their open transaction.
 
-        While the coordinator is still aborting the open transaction, it answers error code 51.
+        While the coordinator is still aborting the open transaction, it answers with error code 51.
 
         Args:
             transactional_id: The transactional id to take over.
             transaction_timeout_ms: Time, in ms, after which the coordinator aborts a transaction that has not ended.
-                The coordinator answers 50 if this time is larger than the brokers' `transaction.max.timeout.ms`.
+                The coordinator answers with error code 50 if this time is larger than the brokers'
+                `transaction.max.timeout.ms`.
             reply: Gets `TransactionsInitialized` or `Failure`.
             keep: The client's present identity. The coordinator refuses the request (47 or 90) if another client has
                 taken over since the identity was granted (Kafka 2.5 and later).
@@ -252,8 +253,8 @@ class Transactions(Protocol):
     ) -> None:
         """Asks for a group's committed offset of one partition.
 
-        With `require_stable`, the coordinator answers 88 while an open transaction may change the offset. With brokers
-        before 2.5, `reply` gets a `Failure` whose `unsupported` is true.
+        With `require_stable`, the coordinator answers with error code 88 while an open transaction may change the
+        offset. With brokers before 2.5, `reply` gets a `Failure` whose `unsupported` is true.
         """
 
     def end_transaction(

@@ -183,14 +183,14 @@ def runs(headers: Iterable[BatchHeader]) -> list[SequenceRun]:
 
 
 def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Producer]:
-    """Judge the runs (batches with contiguous sequences) of a partition, by producer id.
+    """Judge the runs (batches with contiguous sequences) of a partition. Return the result by producer id.
 
     Args:
         found: The runs from all parts of the log, in any order.
         log_start: First offset of the log. Retention removed the records before this offset.
     """
     producers: dict[int, Producer] = {}
-    # By (producer id, epoch): the sequence that the next record must have.
+    # Maps (producer id, epoch) to the sequence that the next record must have.
     expected: dict[tuple[int, int], int] = {}
     for run in sorted(found, key=lambda run: run.first_offset):
         producer = producers.get(run.producer_id)

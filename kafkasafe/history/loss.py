@@ -126,8 +126,8 @@ class Loss:
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
-        moved: The batches that are in the log, but not at their acknowledged offset: by the batch's index, its offset
-            in the log.
+        moved: The batches that are in the log, but not at their acknowledged offset. Maps each batch's index to its
+            offset in the log.
         oldest_known: Whether the loss may include batches older than any that the survey searched for. This is so if
             the oldest of them is lost, and nothing shows how many records before it are lost, too.
         released_there: Whether the log has a batch of this lane (this producer) at each offset in `Survey.released`.

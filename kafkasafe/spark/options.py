@@ -64,7 +64,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times in ms since the epoch. A time selects the first record whose timestamp is equal or later.
+    """Times in ms since the epoch. A time selects the first record that has this timestamp or a later one.
 
     The fields have the same meaning as in `Offsets`.
     """

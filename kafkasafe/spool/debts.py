@@ -38,7 +38,7 @@ class LaneReader:
         self._before = Owed()
         """The undelivered batches according to the segments in `_read`."""
         self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
-        """For each batch without an outcome, by its position: its segment, its byte offset and its manifest entry."""
+        """Maps the position of each batch without an outcome to the batch's segment, byte offset and manifest entry."""
         self._whole: set[int] = set()
         self._once = new_lock()
 

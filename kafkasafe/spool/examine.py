@@ -111,15 +111,16 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """Returns, by position, the outcomes of all unfinished batches, and of all batches that the spool's marks name.
+    """Returns the outcomes of all unfinished batches, and of all batches that the spool's marks name, by the batch's
+    position.
 
     Args:
-        marks: (position, marks) of each group, in log order.
+        marks: (position, marks) of each group, in the order of the lane's log.
         unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
         blind_before: Damage destroyed marks (log entries) about batches before this position; -1 if no marks were
             destroyed.
-        dropped: By the position of each dropped batch: why its atomic batch was dropped. The mark about a dropped
-            atomic batch does not name its batches, so `marks` alone is not enough.
+        dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. The mark about
+            a dropped atomic batch does not name the batches that belong to it, so `marks` alone is not enough.
     """
     fates_found = {
         position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()
@@ -353,9 +354,9 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Finds the nearest earlier and the nearest later batch that is in the log and has the same producer id and
-        epoch. Returns their base offsets; -1 for a batch that does not exist. The search ends at a batch with another
-        producer id or epoch.
+        """Finds the nearest batch before this batch, and the nearest batch after it, that are in the partition's log
+        and have the same producer id and epoch. Returns the two base offsets; -1 if there is no such batch. The search
+        ends at a batch with another producer id or epoch.
         """
         batch = self.batches[index]
 

@@ -308,13 +308,13 @@ def _is_directory(path: Path, at: int | None) -> bool:
 
 
 class DirectoryFiles:
-    """A disk on which one path always leads to the same open directory, even after the directory was moved.
+    """A disk on which one path always refers to the same open directory, even after the directory was moved.
 
     `DirectoryFiles` resolves paths below `path` relative to the handle of the directory, and passes on all other paths
     unchanged. Implements `Files`.
 
     Attributes:
-        path: The path that leads to the open directory.
+        path: The path that refers to the open directory.
     """
 
     __slots__ = ("_below", "_files", "_handle", "_places", "path")

@@ -75,8 +75,8 @@ class Inspected:
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if none exists.
-        undecidable: For each undelivered batch that waits for an operator's decision: the position of the spool group
-            with the batch's mark `Undecidable`.
+        undecidable: Maps the position of each undelivered batch that waits for an operator's decision to the position
+            of the spool group with the batch's mark `Undecidable`.
     """
 
     lane_id: bytes | None
@@ -168,8 +168,8 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
 
 
 def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
-    """By the name of each lane: the names of the other lanes with the same id. Such lanes are copies of one original
-    lane.
+    """Maps the name of each lane to the names of the other lanes with the same id. Lanes with the same id are copies of
+    one original lane.
 
     Args:
         lane_ids: The ids of all lanes of a directory, by name of the lane; None if the id is not known.
@@ -186,12 +186,12 @@ def missing_text(name: str, records: int) -> str:
 
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """For each batch and each atomic batch in a lane's log: the times of its steps (see `spool/steps.py`)."""
+    """Returns the times of the steps of each batch and each atomic batch in a lane's log (see `spool/steps.py`)."""
     return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
 
 
 def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
-    """By the position of each dropped batch: why the atomic batch that contains it was dropped."""
+    """Maps the position of each dropped batch to the reason why its atomic batch was dropped."""
     return {position: unit.reason for unit in units if unit.is_dropped for position in unit.positions}
 
 

@@ -118,15 +118,16 @@ class Log:
 
     Attributes:
         segments: The segments in order, without those after a torn tail.
-        entries: The content of the segments, in log order.
-        damage: Damage, in log order. A torn tail is not damage.
+        entries: The content of the segments, in the order of the log.
+        damage: Damage, in the order of the log. A torn tail is not damage.
         torn: (segment, byte offset) where a torn tail begins, or None.
         doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
         synced_position: All records before this position are proven to have been durable.
         lane_id: Id of the lane; None if neither a spool group nor `extent` contains the id.
         closed: Whether the last spool group was written by an orderly close.
-        manifest: For each damaged data batch, by (segment, byte offset): its entry in the manifest of its spool group.
+        manifest: Maps the (segment, byte offset) of each damaged data batch to the batch's entry in the manifest of its
+            spool group.
         skipped: Positions of torn batches that are followed by intact batches of the same spool group.
         extent: The claims of the lane's `extent`.
         records_after_end: Number of records in intact batches after the end that `extent` claims. The claim may be

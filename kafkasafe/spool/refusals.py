@@ -77,12 +77,14 @@ def place_of(topic: str, partition: int) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """`1 record`, `2 records`."""
+    """Returns a number with its noun, such as `1 record` or `2 records`."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def read_needed(topic: str, batches: int, reason: str) -> str:
-    """Message: batches stay in doubt, because the producer lacks the permission for DescribeProducers and Fetch."""
+    """The message that batches stay in doubt, because the producer lacks the permission for DescribeProducers and
+    Fetch.
+    """
     return (
         f"READ on topic {topic} is needed to find out the outcome of {counted(batches, 'batch', 'batches')} that may be"
         f" in the log already ({reason})"

@@ -35,7 +35,7 @@ class Notes:
     """All notes of a lane.
 
     Attributes:
-        kept: The files that should be in `rejected/`: by name, the number of records in the file.
+        kept: Maps the name of each file that should be in `rejected/` to the number of its records.
         discarded: Maps the name of each discarded file to the number of its records.
     """
 

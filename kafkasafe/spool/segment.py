@@ -17,7 +17,9 @@ SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The place of a data batch: byte offset in its segment, size, and the CRC that proves the batch's content."""
+    """The place of a data batch: byte offset in its segment, size, and the CRC with which the batch's content is
+    checked.
+    """
 
     at: int
     size_bytes: int

@@ -1,7 +1,7 @@
 """Holds the files of a lane's segments open, so that their content stays readable after the files are deleted or
 renamed.
 
-If the name of a segment no longer leads to the segment's file, the owner of the lane can write the content again, from
+If the name of a segment no longer refers to the segment's file, the owner of the lane can write the content again, from
 the open file.
 """
 
@@ -81,7 +81,7 @@ class SegmentFiles:
         return handle
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Whether the segment's path still leads to the segment's file, and the file (if it is held open) was not cut.
+        """Whether the segment's path still refers to the segment's file, and the file (if it is held open) was not cut.
 
         Raises:
             OSError: This cannot be determined.

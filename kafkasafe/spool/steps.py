@@ -281,8 +281,8 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Finds the batches that wait for an operator's decision. Returns, by the position of each such batch, the position
-    of the spool group that contains the batch's mark `Undecidable`.
+    """Finds the batches that wait for an operator's decision. Returns a dict from the position of each of these batches
+    to the position of the spool group that contains the batch's mark `Undecidable`.
 
     Args:
         groups: A tuple (position, marks, batches) for each spool group. `batches` has a pair for each batch of the

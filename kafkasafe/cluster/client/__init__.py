@@ -32,7 +32,7 @@ out, the client calls `reply`, once. (5) If the error code means "not here", the
 
 Non-obvious:
 
-- An address may lead to another cluster after a while (a DNS name was switched, a pod's address was reused). So a
+- An address may belong to another cluster after a while (a DNS name was switched, a pod's address was reused). So a
   pinned transport (`pin_cluster`) first asks each new connection for the cluster id: `BrokerLink.pump` holds all other
   requests back until the answer to a Metadata request has shown the right cluster id.
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has

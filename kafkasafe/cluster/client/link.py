@@ -183,7 +183,7 @@ class BrokerLink:
         self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
 
     def _admit(self, conn: Connection) -> None:
-        """Notes that the connection leads to the right cluster, and sends the waiting requests."""
+        """Notes that the broker of the connection belongs to the right cluster, and sends the waiting requests."""
         if conn is self.conn and not self.ready_once:
             self.ready_once = True
             self.failures = 0

@@ -124,8 +124,8 @@ class Links:
                 link.hang_up()
 
     def leave(self, error: BaseException | None) -> None:
-        """Closes all usable connections with this error, because they lead to the formerly pinned cluster. Does nothing
-        if `error` is None.
+        """Closes all usable connections with this error, because their brokers belong to the formerly pinned cluster.
+        Does nothing if `error` is None.
         """
         for link in list(self._links.values()) if error is not None else ():
             if link.usable:

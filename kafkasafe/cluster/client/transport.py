@@ -164,8 +164,8 @@ class Transport:
 
     def repin(self, cluster_id: str) -> None:
         def run() -> None:
-            # Some connections may still lead to the former cluster, because they opened before the caller called
-            # `repin`.
+            # The brokers of some connections may still belong to the former cluster, because the connections opened
+            # before the caller called `repin`.
             self._links.leave(self._pin.repin(cluster_id))
             self._links.connect_at_once()
             self._schedule.want(urgent=True)

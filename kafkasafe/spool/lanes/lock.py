@@ -65,17 +65,17 @@ class DirectoryStanding(enum.Enum):
     """Where the directory of a locked lane is now."""
 
     HERE = "here"
-    """The lane's path leads to the locked directory, and the directory's entry `lock` is the locked file."""
+    """The lane's path refers to the locked directory, and the directory's entry `lock` is the locked file."""
     UNLOCKED = "unlocked"
-    """The lane's path leads to the locked directory, but the directory's entry `lock` is not the locked file. Another
+    """The lane's path refers to the locked directory, but the directory's entry `lock` is not the locked file. Another
     process may own the lane.
     """
     MOVED = "moved"
-    """The locked directory was moved, with its lock file. The lane's path does not exist, or leads to another
+    """The locked directory was moved, with its lock file. The lane's path does not exist, or refers to another
     directory.
     """
     DELETED = "deleted"
-    """The lock file was deleted. The lane's path does not exist, or leads to another directory."""
+    """The lock file was deleted. The lane's path does not exist, or refers to another directory."""
 
 
 class LaneLock:

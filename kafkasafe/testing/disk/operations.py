@@ -1,4 +1,4 @@
-"""The operations that change a disk, in the form in which the disk records them."""
+"""The operations that change a disk, in the form in which the disk stores its history."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ The rules come from measurements on brokers. Some rules differ from Kafka's docu
 
 - A broker remembers the last five batches of a producer. After a restart, a broker remembers only the last batch,
   because its snapshot contains no others.
-- The broker answers error 45 if a batch leaves a gap in the sequences, or repeats a batch that the broker no longer
-  remembers.
+- The broker answers with error code 45 if a batch leaves a gap in the sequences, or repeats a batch that the broker no
+  longer remembers.
 - An unknown producer id may begin with any sequence.
 - A known producer id with a newer epoch must begin with sequence 0.
 - Expiry depends on the batches' own timestamps, not on their time of arrival.
