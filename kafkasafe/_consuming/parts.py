@@ -141,8 +141,8 @@ class AssignedPartitions:
 
     @staticmethod
     def error(undecided: list[AssignedPartition]) -> Exception:
-        """Return one of the partitions' errors, for the caller to raise: the error that `poll` never raised, or raised
-        least recently.
+        """Return one of the partitions' errors, for the caller to raise: an error that `poll` has never raised or, if
+        none exists, the error that `poll` raised longest ago.
         """
         part = min(undecided, key=lambda part: part.raised_at)
         part.raised(time.monotonic())

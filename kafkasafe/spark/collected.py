@@ -54,8 +54,8 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: Largest number of rows.
-        row_bytes: Largest size of a row's key, value and topic together, in bytes. In all tasks of a job after the
-            first 64, a row may have only one sixteenth of `row_bytes`.
+        row_bytes: Largest size of a row's key, value and topic together, in bytes. In each task after the first 64
+            tasks of a job, a row may have only one sixteenth of `row_bytes`.
     """
 
     rows: int

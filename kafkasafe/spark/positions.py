@@ -247,9 +247,9 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
     """Yields the ranges of a micro-batch as (partition, begin, end), with begin ≤ end.
 
     Args:
-        start: Positions where the batch begins: the end of the previous batch, or initial positions. If a mark
-            (position) in `end` does not store where the batch begins (`begin` is None, and `first` is None or
-            `UNRESOLVED`), initial positions must contain the partition.
+        start: Positions where the batch begins: the end of the previous batch, or initial positions. Initial positions
+            must contain each partition whose mark (position) in `end` does not store where the batch begins: `begin` is
+            None, and `first` is None or `UNRESOLVED`.
         end: Positions where the batch ends.
 
     Raises:

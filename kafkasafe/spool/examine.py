@@ -373,7 +373,7 @@ class Examination:
 
 
 def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
-    """Whether the leader's producer state includes a batch; None if the state proves neither."""
+    """Whether the leader's producer state includes a batch; None if the state does not show this."""
     if view is None or view.producer_epoch != batch.producer_epoch or view.last_sequence < 0:
         return None
     if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:

@@ -202,8 +202,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count as rejected. An entry whose batch is still unfinished in the log does not count, because
-    the batch's REJECTED mark did not become durable.
+    """The entries that count as rejected. An entry whose batch is still unfinished in the lane's log does not count,
+    because the batch's REJECTED mark did not become durable.
     """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

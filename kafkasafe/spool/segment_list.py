@@ -119,8 +119,8 @@ class SegmentList(Sequence[StoredSegment]):
         return segment
 
     def sync_deletions(self) -> None:
-        """Make the last deletion durable. `delete_first` calls this before the next deletion, so that a crash cannot
-        leave a hole in the middle of the log.
+        """Make the last deletion durable. `delete_first` calls this method before the next deletion, so that a crash
+        cannot leave a hole in the middle of the log.
         """
         if self._deletions_undurable:
             self._files.sync_directory(self._lane)

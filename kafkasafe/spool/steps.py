@@ -321,7 +321,7 @@ def undecidable_in(
                     | m.Torn()
                     | m.Unit()
                 ):
-                    pass  # these marks ask for no decision
+                    pass  # these marks say nothing about an operator's decision
         for index, (position, _) in enumerate(batches):
             if moved.get(index, -1) in found:
                 found[position] = found.pop(moved[index])

@@ -45,8 +45,8 @@ Non-obvious:
 - Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in the
   same turn of the loop become one request. The link sends the gathered questions before any later request to the
   broker, so the order is kept. In ListOffsets, each special timestamp (such as `LATEST`) is a separate kind, and
-  look-ups by time are one more kind, so that a look-up of the log's end does not wait for a look-up by time that must
-  read remote storage.
+  look-ups by time are one more kind. So a look-up of the log's end does not wait for a look-up by time, which may have
+  to read remote storage.
 - When a connection ends, all its requests fail, sent or not, because a later batch must not overtake an earlier, lost
   batch. Another thread may submit a batch before it learns of the loss; the *fence* stops such batches (see
   `ProduceRequest.fence`).
@@ -54,7 +54,8 @@ Non-obvious:
   brokers have left, and logs an error ten times a second for a topic that does not exist. kafka-python's
   `ClusterMetadata` serves only as the address book.
 - In kafka-python, a connection that fails while it is being initialised resets the back-off (`initialize` swallows the
-  error), and one authentication failure blocks a node for ever. Links keep their own back-off.
+  error), and after one authentication failure, kafka-python never connects to the broker again. Links keep their own
+  back-off.
 - A task of kafka-python's event loop costs about 50 µs, and registering a socket costs as much. So a request creates no
   task and registers no socket (`Loop`, `_DirectMixin`). Instead, sockets stay registered. All bytes that a turn of the
   event loop has to send are written at the end of the turn. Each link has one timer for all of its requests in flight.

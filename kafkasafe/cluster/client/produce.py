@@ -1,8 +1,8 @@
 """Sends batches, in order, in Produce requests to the leaders of their partitions, and reports each batch's result.
 
-A batch whose leader is unknown is parked until the next metadata. With brokers that support topic ids in Produce (4.1
-and newer), a request names its topics by their ids (KIP-516). So a batch that is in flight while its topic is recreated
-never gets into the new topic.
+A batch whose leader is unknown is parked until the next metadata answer. With brokers that support topic ids in Produce
+(4.1 and newer), a request names its topics by their ids (KIP-516). So a batch that is in flight while its topic is
+recreated never gets into the new topic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sends the requests of `kafkasafe.cluster.api` to partitions' leaders, and interprets their answers.
 
-A request whose leader is unknown is parked until the next metadata.
+A request whose leader is unknown is parked until the next metadata answer.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ class Layout:
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.
         proxy_ports: Port of each broker's proxy, by node.
-        client_ports: By node, the port on which the broker (not its proxy) listens for clients.
-        inner_ports: By node, the port to which the other brokers and this package send requests. Equal to
+        client_ports: For each node, the port on which the broker (not its proxy) listens for clients.
+        inner_ports: For each node, the port to which the other brokers and this package send requests. Equal to
             `client_ports` if no broker has a proxy.
     """
 

@@ -205,7 +205,7 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "unclean.leader.election.enable": "unclean.leader.election.enable",
     }
 )
-"""By topic setting: the broker setting that applies to a topic for which the topic setting is not set."""
+"""Maps each topic setting to the broker setting that applies to topics without a value for the topic setting."""
 
 _WITHOUT_EFFECT: Final = frozenset(
     {
