@@ -5,9 +5,9 @@ kafka-python manages the group, fetches, decodes and commits. SafeConsumer repla
 *positions*: where a log ends, whether the log still contains the records that the consumer has read, what an error of
 one partition means, and when to reset a position.
 
-This module has the public methods. The objects in `_consuming` decide about positions; `Reading` creates these objects.
-kafka-python's `poll` asks its fetcher to reset positions, to validate positions, and to fetch. For the first two
-requests, kafkasafe's subclass of the fetcher calls `Results.carry_on`. `carry_on` starts at most one check per
+This module has the public methods. The objects in `_consuming` decide about positions; `ConsumerObjects` creates these
+objects. kafka-python's `poll` asks its fetcher to reset positions, to validate positions, and to fetch. For the first
+two requests, kafkasafe's subclass of the fetcher calls `Results.carry_on`. `carry_on` starts at most one check per
 partition (`Positions.begin`), and applies the results of finished checks. The consumer does not fetch from a partition
 that is being checked (`Assignments.hold`). `Responses.accept` gets each fetch response before kafka-python does. All
 decisions are made on the polling thread. Commits contain the history of the records that were read (the lineage).
@@ -28,7 +28,7 @@ from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe._consuming.lineage_file import LineageMemory
-from kafkasafe._consuming.reading import Reading
+from kafkasafe._consuming.objects import ConsumerObjects
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
@@ -190,7 +190,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         parent: Any = super()
         try:
             parent.__init__(*topics, **{**OURS, **self._safe.kafka})
-            self._reading = Reading(
+            self._objects = ConsumerObjects(
                 safe=self._safe,
                 config=self.config,
                 port=self._port(),
@@ -209,7 +209,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                     f"Unable to bootstrap from {self.config['bootstrap_servers']}: {in_words(cause)}"
                 ) from cause
             raise
-        self._extend(self._reading, chooses_sizes="max_partition_fetch_bytes" not in self._safe.kafka)
+        self._extend(self._objects, chooses_sizes="max_partition_fetch_bytes" not in self._safe.kafka)
         if self._safe.prometheus:
             from kafkasafe.metrics import install
 
@@ -250,24 +250,24 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             CorruptRecordError: The next batch of a partition is damaged. The position does not move.
             ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
-        reading = self._reading
-        if reading.parts.undecided():
+        objects = self._objects
+        if objects.parts.undecided():
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
-            timeout_ms = min(timeout_ms, _REMINDER_MS if reading.parts.has_others() else _BRIEFLY_MS)
+            timeout_ms = min(timeout_ms, _REMINDER_MS if objects.parts.has_others() else _BRIEFLY_MS)
         parent: Any = super()
         if update_offsets:
             # Drop the records that an iterator has fetched but not returned: they are read again from the position.
             self._begin_iterating_again()
         self._begin_poll()
         try:
-            with reading.polls:
+            with objects.polls:
                 records: dict[TopicPartition, list[Any]] = parent.poll(
                     timeout_ms, max_records, update_offsets
                 )
             if self._safe.lineage_path is not None and self._memory.is_due:
                 # With `update_offsets=False`, the caller is an iterator. It returns the records later, one by one, so
                 # do not count them as returned yet.
-                reading.parts.keep({} if update_offsets else records)
+                objects.parts.keep({} if update_offsets else records)
                 self._memory.save_if_possible(self._reports)
         except LoopClosedError:
             return {}  # a hook has closed the consumer during this call
@@ -283,10 +283,10 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         except BaseException:
             # Start all checks again: a check that Ctrl-C or a signal handler has interrupted would never end.
             self._give_back()
-            reading.parts.cancel()
+            objects.parts.cancel()
             raise
-        if not records and (undecided := reading.parts.undecided()):
-            raise reading.parts.error(undecided)
+        if not records and (undecided := objects.parts.undecided()):
+            raise objects.parts.error(undecided)
         return records
 
     def __repr__(self) -> str:
@@ -319,8 +319,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             return
         self._refuse_in_listener("close")
         # Ignore brokers' answers from now on: they would wake objects that are about to be closed.
-        self._reading.runner.retire()
-        self._reading.parts.cancel()
+        self._objects.runner.retire()
+        self._objects.parts.cancel()
         parent: Any = super()
         try:
             parent.close(autocommit=autocommit, timeout_ms=timeout_ms)
@@ -329,8 +329,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             self._abandon()
             raise
         finally:
-            self._reading.parts.cancel()
-            self._reading.connections.close()
+            self._objects.parts.cancel()
+            self._objects.connections.close()
             try:
                 self.save_lineage()
             finally:
@@ -354,7 +354,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
         self._check_process()
-        self._reading.parts.keep({})
+        self._objects.parts.keep({})
         self._memory.save()
 
     # --- look-ups of offsets ----------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             TypeError: `timeout_ms` is not a number, or a partition is not a TopicPartition.
             ValueError: `timeout_ms` is nan.
         """
-        return Offsets(*self._reading.look_ups.ends(_partitions_of(partitions), timeout_ms, partial=partial))
+        return Offsets(*self._objects.look_ups.ends(_partitions_of(partitions), timeout_ms, partial=partial))
 
     def beginning_offsets(
         self,
@@ -414,7 +414,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         Arguments and errors: see `end_offsets`.
         """
         return Offsets(
-            *self._reading.look_ups.starts(_partitions_of(partitions), timeout_ms, partial=partial)
+            *self._objects.look_ups.starts(_partitions_of(partitions), timeout_ms, partial=partial)
         )
 
     def offsets_for_times(
@@ -454,7 +454,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 raise ValueError(
                     f"The target time for partition {tp} is {timestamp}. The target time cannot be negative."
                 )
-        return Offsets(*self._reading.look_ups.at_times(times, timeout_ms, partial=partial))
+        return Offsets(*self._objects.look_ups.at_times(times, timeout_ms, partial=partial))
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -480,13 +480,13 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Like KafkaConsumer's `assign`."""
         parent: Any = super()
         parent.assign(partitions)
-        self._reading.rereading.unassigned()
+        self._objects.rereading.unassigned()
 
     def unsubscribe(self) -> None:
         """Like KafkaConsumer's `unsubscribe`."""
         parent: Any = super()
         parent.unsubscribe()
-        self._reading.rereading.unassigned()
+        self._objects.rereading.unassigned()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Like KafkaConsumer's `seek`. After a `LogDivergedError`, this call decides where the consumer continues.
@@ -497,7 +497,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         check_offset(offset)
         parent: Any = super()
         parent.seek(partition, offset)
-        self._reading.positions.sought(partition)
+        self._objects.positions.sought(partition)
 
     def commit(
         self,
@@ -543,23 +543,23 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             if not isinstance(each, OffsetAndMetadata):
                 continue
             check_offset(each.offset)
-            reading = self._reading
-            if reading.commits.is_withheld(tp, each.offset) and (undecided := reading.parts.undecided(tp)):
-                raise reading.parts.error(undecided)
+            objects = self._objects
+            if objects.commits.is_withheld(tp, each.offset) and (undecided := objects.parts.undecided(tp)):
+                raise objects.parts.error(undecided)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, the consumer then continues there."""
         parent: Any = super()
         parent.seek_to_beginning(*partitions)
         for tp in partitions or self.assignment():
-            self._reading.positions.sought(tp)
+            self._objects.positions.sought(tp)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Like KafkaConsumer's `seek_to_end`. After a `LogDivergedError`, the consumer then continues there."""
         parent: Any = super()
         parent.seek_to_end(*partitions)
         for tp in partitions or self.assignment():
-            self._reading.positions.sought(tp)
+            self._objects.positions.sought(tp)
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
         """Return the offset of the next record; None if it is not known in time.
@@ -577,15 +577,15 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         self._check_process()
         if not isinstance(partition, TopicPartition):
             raise TypeError("partition must be a TopicPartition namedtuple")
-        if self._reading.assignments.state(partition) is None:
+        if self._objects.assignments.state(partition) is None:
             raise kafka_errors.IllegalStateError("Partition is not assigned")
         timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
-        reading = self._reading
+        objects = self._objects
         while True:
-            reading.positions.refresh_committed(max(0.0, deadline - time.monotonic()) * 1000)
-            reading.results.carry_on(partition)
-            state = reading.assignments.state(partition)
+            objects.positions.refresh_committed(max(0.0, deadline - time.monotonic()) * 1000)
+            objects.results.carry_on(partition)
+            state = objects.assignments.state(partition)
             if state is None:
                 raise kafka_errors.IllegalStateError("Partition is no longer assigned")
             left_s = deadline - time.monotonic()
@@ -593,7 +593,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             is_known = state.has_valid_position and not state.awaiting_validation
             if left_s <= 0 or is_known or self._is_closed():
                 return None if state.position is None else int(state.position.offset)
-            reading.runner.wait(min(left_s, 0.1))
+            objects.runner.wait(min(left_s, 0.1))
 
     def health(self) -> ConsumerHealth:
         """Return the consumer's health: whether the program polls, which partitions `poll` does not read, and whether a
@@ -602,11 +602,11 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         `health` never waits for a broker or a lock (docs/operations.md). Any thread may call `health` at any time, even
         after `close`.
         """
-        return self._reading.status.health(closed=self._is_closed())
+        return self._objects.status.health(closed=self._is_closed())
 
     def metric_samples(self) -> Iterable[Sample]:
         """Return the values that `kafkasafe.metrics` collects."""
-        return self._reading.status.samples(closed=self._is_closed())
+        return self._objects.status.samples(closed=self._is_closed())
 
     def metrics(self, raw: bool = False) -> Any:
         """Like KafkaConsumer's `metrics`. The entry `kafkasafe-consumer` contains the number of events of each kind."""
@@ -617,15 +617,15 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         return {**metrics, "kafkasafe-consumer": dict(self.counters)}
 
 
-def reading_of(consumer: SafeConsumer) -> Reading:
+def objects_of(consumer: SafeConsumer) -> ConsumerObjects:
     """Return the internal objects of a consumer, for clients such as `kafkasafe.aio`."""
-    return consumer._reading  # noqa: SLF001  # not for programs
+    return consumer._objects  # noqa: SLF001  # not for programs
 
 
 @offering.register
 def _(consumer: SafeConsumer) -> Offer:
     group: Any = consumer
-    return lambda fate, lane: reading_of(consumer).rereading.offer(fate, lane, group.group_metadata)
+    return lambda fate, lane: objects_of(consumer).rereading.offer(fate, lane, group.group_metadata)
 
 
 def check_offset(given: Any) -> None:

@@ -168,7 +168,7 @@ FRIENDS = {
     # asyncio's loop: `get_running_loop` makes a system call for each record.
     "aio/producer.py": {"gate.place._thread_id"},
     "aio/record_queue.py": {"self._place._thread_id"},
-    "consumer.py": {"consumer._reading"},
+    "consumer.py": {"consumer._objects"},
     "logging_handler.py": {"each._configs", "handler._begin"},
 }
 """By file, the private attributes that its lines with `noqa: SLF001` name.

@@ -1,6 +1,6 @@
 """The decisions of `kafkasafe.consumer.SafeConsumer` about positions (see docs/design-consumer.md).
 
-`reading.py` makes the objects. Each constructor takes the objects that the new object uses. In this list, each module
+`objects.py` makes the objects. Each constructor takes the objects that the new object uses. In this list, each module
 comes after the modules that it uses:
 
 - `ports.py`: interfaces to kafka-python's assigned partitions, group and metadata.

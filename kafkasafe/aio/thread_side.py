@@ -69,7 +69,7 @@ class ThreadSide:
         # cancelled `start` may still use it.
         polls = self._polls = PollNotes()
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
-        threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
+        threads.objects_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
 
     def _made(self) -> threads.SafeConsumer:
@@ -148,7 +148,7 @@ class ThreadSide:
                 error.
         """
         consumer, worker = self._both()
-        reading, polls = threads.reading_of(consumer), self._polls
+        objects, polls = threads.objects_of(consumer), self._polls
         results: list[PollResult] = []
 
         def poll() -> None:
@@ -160,7 +160,7 @@ class ThreadSide:
                         consumer, request.left_out, request.paused, timeout_ms
                     )
                 else:
-                    with reading.polls:
+                    with objects.polls:
                         membership.keep_membership(consumer, timeout_ms)
                 joined = membership.has_joined(consumer)
             finally:
@@ -220,7 +220,7 @@ class ThreadSide:
         See `kafkasafe._consuming.rereading.Rereading.offer`.
         """
         consumer, polls = self.consumer, self._polls
-        rereading = threads.reading_of(consumer).rereading
+        rereading = threads.objects_of(consumer).rereading
 
         def offer() -> tuple[Any, ...]:
             if handed.late or polls.lost_after(handed.kept, handed.partitions):
@@ -258,7 +258,7 @@ class ThreadSide:
         """
         if self._dropped:
             return {}
-        found: dict[TopicPartition, Any] = threads.reading_of(consumer).commits.committable(polls.unhanded)
+        found: dict[TopicPartition, Any] = threads.objects_of(consumer).commits.committable(polls.unhanded)
         return found
 
     @staticmethod
@@ -273,7 +273,7 @@ class ThreadSide:
         """
         gone = polls.lost(states)
         if gone:
-            threads.reading_of(consumer).parts.present()
+            threads.objects_of(consumer).parts.present()
         return gone
 
     def _unhanded(self, polls: PollNotes) -> Mapping[TopicPartition, int]:

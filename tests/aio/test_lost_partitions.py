@@ -119,14 +119,14 @@ async def test_a_partition_that_is_paused_while_it_is_moved_back_can_be_resumed(
 def held(consumer, monkeypatch):
     """The next poll waits before it looks at what was dropped."""
     reached, go = threading.Event(), threading.Event()
-    settle = consumer.client._reading.rereading.settle
+    settle = consumer.client._objects.rereading.settle
 
     def slow(timeout_ms):
         reached.set()
         assert go.wait(60)
         return settle(timeout_ms)
 
-    monkeypatch.setattr(consumer.client._reading.rereading, "settle", slow)
+    monkeypatch.setattr(consumer.client._objects.rereading, "settle", slow)
     return reached, go
 
 
@@ -207,7 +207,7 @@ async def test_what_is_in_memory_of_a_held_partition_is_not_sent_without_its_off
             await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
         while not consumer.client.counters["PositionRewound"]:
             await consumer.getmany(EMPTY, timeout_ms=20)
-        assert consumer.client._reading.rereading._informed == {TP}
+        assert consumer.client._objects.rereading._informed == {TP}
         # Nothing since: it is left out. Then what is in memory is returned, and it cannot be left out.
         moved, *_ = await calls_of(consumer).offer_positions(lambda: OffsetsFate.WAITING, LANE)
         assert TP not in moved

@@ -1,6 +1,6 @@
 """A consumer's decisions in seeded histories, in virtual time: the objects of `kafkasafe._consuming` on the fake cluster.
 
-What decides is the product's own, `Reading` with all its objects, and so are kafka-python's subscription and states of
+What decides is the product's own, `ConsumerObjects`, and so are kafka-python's subscription and states of
 partitions, through the product's own adapter. Only what has threads and sockets is replaced: the fetcher by the small
 class `Fetches`, the group's coordinator and the metadata by `VirtualGroup` and `VirtualMetadata` (virtual_port.py).
 `World.poll` does what kafka-python's `poll` does, in the same order (`KafkaConsumer._poll_once`).
@@ -27,8 +27,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe import _consuming, events
 from kafkasafe._consuming.lineage_file import LineageMemory
+from kafkasafe._consuming.objects import ConsumerObjects
 from kafkasafe._consuming.position_table import Activity, Standing
-from kafkasafe._consuming.reading import Reading
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster import inquiry, lookups
 from kafkasafe.cluster.api import Failure, ProduceRequest, RecordsFetched
@@ -95,11 +95,11 @@ class Fetches:
         waiting = [each.topic_partition for each in self.arrived]
         positions = []
         for tp in sorted(set(waiting)):
-            part = self._world.reading.parts.get(tp)
+            part = self._world.objects.parts.get(tp)
             if waiting.count(tp) == 1 and part is not None and part.state.is_fetchable() and part.checked:
                 positions.append((tp, part.state.position.offset))
         for tp, end in self._ahead.choose(positions, self._world.fetch_bytes).items():
-            checked = self._world.reading.parts.get(tp).checked
+            checked = self._world.objects.parts.get(tp).checked
             self._world.say(f"fetch {tp.partition} ahead from {end.end_offset}")
             self.send(tp, AheadOffset(end.end_offset, checked))
 
@@ -121,7 +121,7 @@ class Fetches:
         def answered(reply: RecordsFetched | Failure) -> None:
             self._asked.discard(asked)
             if isinstance(reply, Failure):
-                self._world.reading.positions.lost(leadership[1])
+                self._world.objects.positions.lost(leadership[1])
                 self._world.metadata.request()
                 return
             diverging = None
@@ -149,7 +149,7 @@ class Fetches:
         """A broker that does not lead the partition refuses a fetch; one that is down lets the connection end."""
         self._asked.discard((tp, node))
         if not self._world.cluster.is_running(node):
-            self._world.reading.positions.lost(node)
+            self._world.objects.positions.lost(node)
             self._world.metadata.request()
             return
         data = SimpleNamespace(
@@ -415,7 +415,7 @@ class World:
             "bootstrap_servers": SERVERS, "max_poll_interval_ms": 300_000,
         }  # fmt: skip
         self.reports = Reports("world", safe.on_event)
-        self.reading = Reading(
+        self.objects = ConsumerObjects(
             safe=safe,
             config=config,
             port=VirtualPort(self.assignments, self.group, self.metadata),
@@ -426,7 +426,7 @@ class World:
             rewound=lambda: None,
             is_closed=lambda: False,
         )
-        self.subscription.commit_from(self.reading.commits.committable)
+        self.subscription.commit_from(self.objects.commits.committable)
         self.subscription.subscribe([TOPIC])
         self.subscription.assign_from_subscribed(PLACES)
 
@@ -445,16 +445,16 @@ class World:
     def seek(self, tp: TopicPartition, offset: int) -> None:
         self.say(f"seek {tp.partition} to {offset}")
         self.subscription.seek(tp, offset)
-        self.reading.positions.sought(tp)
+        self.objects.positions.sought(tp)
         self.book.sought(tp, offset)
 
     def poll(self) -> int:
         """Do what KafkaConsumer's `poll` does, once. Returns how many records it returned."""
-        reading = self.reading
-        with reading.polls:
-            reading.positions.refresh_committed(100)
-            reading.results.carry_on()
-            resting = reading.parts.resting(self.time.monotonic())
+        objects = self.objects
+        with objects.polls:
+            objects.positions.refresh_committed(100)
+            objects.results.carry_on()
+            resting = objects.parts.resting(self.time.monotonic())
             for tp in self.subscription.fetchable_partitions():
                 if tp not in resting:
                     self._check_fetched(tp)
@@ -466,7 +466,7 @@ class World:
         return count
 
     def _check_fetched(self, tp: TopicPartition) -> None:
-        part = self.reading.parts.get(tp)
+        part = self.objects.parts.get(tp)
         if part is None or part.at.activity not in {Activity.IDLE, Activity.LOCATING}:
             raise Violation(f"{tp} is fetched in the state {part and part.at}")
         if part.at.standing is not Standing.VALID and part.history.lineage.entries:
@@ -474,7 +474,7 @@ class World:
 
     def _take(self, completed: Any) -> int:
         tp, offset = completed.topic_partition, completed.fetched_offset
-        if not self.reading.responses.accept(completed):
+        if not self.objects.responses.accept(completed):
             return 0
         state = self.subscription.assignment.get(tp)
         if state is None or not state.is_fetchable() or state.position.offset != offset:
@@ -587,7 +587,7 @@ class World:
         self.cluster.restart(self.rng.choice(self.cluster.brokers))
 
     def do_commit(self, tp: TopicPartition) -> None:
-        offsets = self.reading.commits.described(self.assignments.committable())
+        offsets = self.objects.commits.described(self.assignments.committable())
         for at, offset in offsets.items():
             self.book.commits(at, offset.offset)
         self.group.offsets.update(offsets)
@@ -651,7 +651,7 @@ class World:
                 break
         else:
             rest = {
-                tp.partition: (self.assignments.state(tp).position, self.reading.parts.of(tp).at)
+                tp.partition: (self.assignments.state(tp).position, self.objects.parts.of(tp).at)
                 for tp in PLACES
             }
             raise Violation(f"Not everything was read: {rest}")
@@ -666,7 +666,7 @@ class World:
     def _is_read(self, tp: TopicPartition) -> bool:
         state = self.assignments.state(tp)
         log = self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log
-        part = self.reading.parts.get(tp)
+        part = self.objects.parts.get(tp)
         return (
             state.position is not None
             and state.position.offset == log.high_watermark

@@ -197,7 +197,7 @@ def test_many_unclean_elections_are_found_from_every_position(cluster, consumers
         if to == A:
             collect(consumer, count)
     read = list(log.written[A])
-    lineage = consumer._reading.parts.of(tp).history.lineage
+    lineage = consumer._objects.parts.of(tp).history.lineage
     assert [lineage.epoch_at(offset) for offset in range(9)] == read
     log.switch(B)
     log.leads(3)

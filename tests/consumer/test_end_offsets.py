@@ -53,7 +53,7 @@ def asked(mocker):
 
     def watch(consumer):
         times = []
-        network = consumer._reading.connections.network()
+        network = consumer._objects.connections.network()
         real = network.list_offset
 
         def send(*args, **more):
@@ -147,7 +147,7 @@ def test_a_leader_that_moves_under_load(some_cluster, consumers, asked, tmp_path
 def led_by(consumer, tp):
     """Which broker a look-up asks. It may learn of a new one late: from the broker that hangs nothing is learned."""
     consumer.end_offsets([tp], timeout_ms=100, partial=True)
-    return consumer._reading.connections.network().topic(tp.topic).partitions[tp.partition].leader
+    return consumer._objects.connections.network().topic(tp.topic).partitions[tp.partition].leader
 
 
 @pytest.mark.kafka
@@ -198,4 +198,4 @@ def test_a_new_leader_that_catches_up(cluster, consumers, asked):
         assert answers == [{tp: 15}]
         assert starter.position(tp) == 15
     assert [type(event) for event in consumers.events] == [PositionReset]
-    assert consumers._opened[0]._reading.reports.stats.unavailable_s[topic] >= 1.4
+    assert consumers._opened[0]._objects.reports.stats.unavailable_s[topic] >= 1.4

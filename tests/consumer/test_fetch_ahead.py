@@ -291,7 +291,7 @@ def test_a_response_from_before_a_check_is_not_used(topic, opened, ahead, fetche
     tp = TopicPartition(topic, 0)
     records = collect(consumer, 10)
     until_sent(consumer, ahead)
-    part = consumer._reading.parts.get(tp)
+    part = consumer._objects.parts.get(tp)
     part.check((*part.checked,))  # another object
     former = int(ahead()[0])
     records += collect(consumer, COUNT - 10)

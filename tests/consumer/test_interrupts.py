@@ -223,7 +223,7 @@ def test_an_interrupt_in_a_check_begins_the_check_again(fake_kafka, monkeypatch)
     topic = filled(fake_kafka, 1)
     with Consumers(fake_kafka) as consumers:
         consumer = consumers.assigned(topic, auto_offset_reset="earliest")
-        runner = consumer._reading.runner
+        runner = consumer._objects.runner
         advance = type(runner)._advance
 
         def interrupted(runner, inquiry, value):

@@ -194,7 +194,7 @@ def test_a_safe_consumer_that_fell_out_of_its_group_sends_nothing(
     """A heartbeat is answered with UNKNOWN_MEMBER_ID on another thread, at a moment between two looks."""
     with SafeConsumer("in", **options(servers, heartbeat_interval_ms=2000)) as consumer:
         deliver(producer, consumer, until(lambda: polled(consumer)))
-        rereading = consumer._reading.rereading
+        rereading = consumer._objects.rereading
         name = "settle" if moment == "before it looks" else "offer"
         original = getattr(rereading, name)
 

@@ -160,7 +160,7 @@ def test_the_positions_of_other_partitions_are_committed_meanwhile(cluster):
                 consumer.poll(100)
             return consumer._subscription.assignment.get(
                 other
-            ) and consumer._reading.commits.committable().get(other)
+            ) and consumer._objects.commits.committable().get(other)
 
         until(lambda: (found := read_all()) and found.offset == len(OLD))
         until(lambda: diverged(consumer))
@@ -173,7 +173,7 @@ def test_what_was_handed_out_of_an_undecided_partition_is_not_committed_either(c
     """A consumer of asyncio commits up to what it has handed out, which may be less than was fetched."""
     with Consumers(cluster) as consumers:
         tp, consumer = undecided(cluster, consumers)
-        assert consumer._reading.commits.committable({tp: 4}) == {}
+        assert consumer._objects.commits.committable({tp: 4}) == {}
 
 
 def test_a_position_that_moves_without_a_decision_is_examined_again(cluster):
@@ -479,7 +479,7 @@ def test_where_nothing_was_read_the_new_topic_is_read_from_its_start(cluster, re
         consumer = consumers.assigned(topic, auto_offset_reset=reset, metadata_max_age_ms=1000)
         consumer.seek_to_end(tp)
         # From here on a fetch waits at the broker.
-        until(lambda: consumer.poll(10) is not None and consumer._reading.parts.of(tp).checked)
+        until(lambda: consumer.poll(10) is not None and consumer._objects.parts.of(tp).checked)
         recreate_under(consumer, cluster, topic, NEW[:count])
         assert [record.value for record in collect(consumer, count)] == NEW[:count]
         last = consumers.of(PositionReset)[-1]
@@ -493,7 +493,7 @@ def test_what_retention_removed_of_the_new_topic_begins_at_its_own_start(cluster
     with Consumers(cluster) as consumers:
         consuming.produce(cluster, topic, OLD)
         consumer = consumers.assigned(topic, auto_offset_reset="latest", metadata_max_age_ms=1000)
-        until(lambda: consumer.poll(10) is not None and consumer._reading.parts.of(tp).checked)
+        until(lambda: consumer.poll(10) is not None and consumer._objects.parts.of(tp).checked)
         consumer.pause(tp)
         recreate(cluster, topic)
         cluster.delete_records(topic, before=12)
@@ -542,7 +542,7 @@ def test_where_nothing_was_read_and_nothing_may_be_reset_it_is_raised(cluster):
         consuming.produce(cluster, topic, OLD)
         consumer = consumers.assigned(topic, auto_offset_reset="none", metadata_max_age_ms=1000)
         consumer.seek(tp, 10)
-        until(lambda: consumer.poll(10) is not None and consumer._reading.parts.of(tp).checked)
+        until(lambda: consumer.poll(10) is not None and consumer._objects.parts.of(tp).checked)
         recreate_under(consumer, cluster, topic)
 
         def refused():
@@ -563,7 +563,7 @@ def test_what_was_committed_where_nothing_was_read_says_which_topic_it_is_of(clu
         consuming.produce(cluster, topic, OLD)
         first = consumers(topic, **options(topic, auto_offset_reset="latest", metadata_max_age_ms=3_600_000))
         consuming.join(first)
-        until(lambda: first.poll(10) is not None and first._reading.commits.committable())
+        until(lambda: first.poll(10) is not None and first._objects.commits.committable())
         recreate(cluster, topic)
         tp = TopicPartition(topic, 0)
         first.commit({tp: OffsetAndMetadata(10, "", -1)})

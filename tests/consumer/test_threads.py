@@ -6,9 +6,9 @@ import pytest
 from kafka import ConsumerRebalanceListener, KafkaProducer
 from waiting import until
 
+from kafkasafe._consuming.objects import ConsumerObjects
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.positions import Positions
-from kafkasafe._consuming.reading import Reading
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import UsageError
 
@@ -90,7 +90,7 @@ def test_a_constructor_that_fails_leaves_nothing_behind(fake_kafka, monkeypatch,
     before = set(threading.enumerate())
     options = {"bootstrap_servers": fake_kafka.bootstrap_servers, "lineage_path": tmp_path / "lineage"}
     with monkeypatch.context() as patch:
-        patch.setattr(Reading, "__init__", lambda *_, **__: 1 / 0)
+        patch.setattr(ConsumerObjects, "__init__", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             SafeConsumer("t", **options)
     until(lambda: set(threading.enumerate()) <= before)

@@ -166,11 +166,11 @@ def test_metadata_that_cannot_be_had_and_a_rebalance_and_a_restart_meanwhile(clu
         one = consumers(topic.topic, **options)
         until(lambda: (1, 4) in polled(one, 0.1), 120)  # what is local flows
         until(lambda: not polled(one, 0.1) and consumers.of(PartitionNotReady))
-        before = one._reading.reports.stats.retries.copy()
+        before = one._objects.reports.stats.retries.copy()
         began = time.monotonic()
         consuming.produce(cluster, topic.topic, [b"y"], 1)
         assert polled(one, 1.5, 1) == [(1, 5)]
-        tries = sum(one._reading.reports.stats.retries.values()) - sum(before.values())
+        tries = sum(one._objects.reports.stats.retries.values()) - sum(before.values())
         assert 2 <= tries <= 10 * (time.monotonic() - began) + 1
         assert one.position(topic.remote) == 2
         with pytest.raises(RemoteStorageNotReadyError):
@@ -257,7 +257,7 @@ def test_look_ups_by_time_while_the_metadata_come_back_give_no_wrong_answer(
                 # Many that are at different steps when it happens. All records are newer than any of these times.
                 runner = ProcedureRunner()
                 lookups = LookUps(
-                    consumer._reading.connections.network,
+                    consumer._objects.connections.network,
                     EndOffsetTracker(),
                     ConsumerStats(),
                     print,

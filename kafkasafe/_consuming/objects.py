@@ -36,7 +36,7 @@ decided.
 """
 
 
-class Reading:
+class ConsumerObjects:
     """Creates one consumer's decision objects, for `SafeConsumer` and our subclasses of kafka-python's fetcher and
     coordinator.
 
