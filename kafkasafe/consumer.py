@@ -91,7 +91,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. For
       this purpose, the metadata of committed offsets contain the leader epochs of the records that the consumer has
       read, unless the application commits with metadata of its own.
-    - A temporary error of one partition does not end `poll`: the consumer goes on with the other partitions.
+    - A temporary error of one partition does not end `poll`: the consumer continues with the other partitions.
     - No position is reset without an event.
     - `poll_arrow` and `poll_batches` return whole Arrow tables.
 
@@ -99,8 +99,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         topics: Topics to subscribe to, as for KafkaConsumer.
         options: All options of KafkaConsumer, and the following ones.
             on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks,
-                `poll` raises the error again whenever it has no records of other partitions to return. "seek": go on
-                from the first offset that differs. A callable gets the `LogDiverged` event and returns the offset at
+                `poll` raises the error again whenever it has no records of other partitions to return. "seek": continue
+                at the first offset that differs. A callable gets the `LogDiverged` event and returns the offset at
                 which to continue, or None to raise the error.
             on_event: A function that gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the
                 consumer. Exceptions of this function are logged.
@@ -428,7 +428,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
         If an answer left out the remote part of a log, the method ignores the answer and asks again. If a broker finds
         no record where an earlier look-up found one, the method returns the former result and emits an `EndOffsetHeld`
-        event. Exceptions: the log now begins after that record, or it is proven that the log lost the record.
+        event, unless the log now begins after that record, or is proven to have lost it.
 
         Args:
             timestamps: Ms since the epoch, by partition.

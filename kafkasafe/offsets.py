@@ -82,8 +82,8 @@ class EndOffsetTracker:
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
                 than before and have no leader epoch. After that, the result is `Unproven`.
             on_result: Called with (topic, partition, result) for each result that is not a `Value`. The callback runs
-                on the thread that passed the answer to the tracker. The tracker's caller gets an exception that the
-                callback raises; the answer is recorded nevertheless.
+                on the thread that passed the answer to the tracker. If the callback raises an exception, the tracker
+                stores the answer nevertheless, and passes the exception on to its caller.
             clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
 

@@ -133,8 +133,8 @@ class ConnectionOptions(TypedDict, total=False):
     """The longest pause, in milliseconds, before the client connects to a broker again."""
     max_in_flight_requests_per_connection: int
     """Producer: largest number of unacknowledged batches of one partition. At most 5, because a broker recognises a
-    repeated batch only if it is one of the producer's last five. Records stay in order with each number. Consumer:
-    largest number of unanswered requests to one broker.
+    repeated batch only if it is one of the producer's last five. Records stay in order whatever the number is.
+    Consumer: largest number of unanswered requests to one broker.
     """
     security_protocol: _Protocol
     """"PLAINTEXT", "SSL" (TLS), "SASL_PLAINTEXT" or "SASL_SSL". The two with SASL need `sasl_mechanism`."""
@@ -362,8 +362,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """Largest response to a fetch request, in bytes. A larger first batch is returned nevertheless."""
     max_partition_fetch_bytes: _Size
     """How many bytes of a fetch response may belong to one partition. A larger first batch is returned nevertheless. If
-    you do not set this option, a consumer increases the value while full responses arrive quickly: up to 4 MiB (all
-    partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
+    you do not set this option, a consumer increases the value while full responses arrive quickly. The limit is 4 MiB
+    (all partitions share 32 MiB), or 8 MiB if the consumer reads only with `poll_arrow` or `poll_batches`.
     """
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
     """Where to begin if no position is committed, or if the position is out of range: "earliest", "latest", or "none"

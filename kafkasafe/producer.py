@@ -88,8 +88,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `send` and `flush`, until `resolve_undecidable`), "resend" (the batch may be in the log twice) or "skip" (it
             may be missing).
         on_corrupt (str): "raise": raise SpoolCorruptError if the spool is damaged. "quarantine": copy the damaged bytes
-            to another file and go on. If the producer finds damage during delivery, it stops only the partition of the
-            damaged records. With "raise", the partition waits until the file is restored.
+            to another file, and continue. If the producer finds damage during delivery, it stops only the partition of
+            the damaged records. With "raise", the partition waits until the file is restored.
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
             that the cluster rejected. The function may send the record to a dead-letter topic, but through another
             producer.

@@ -101,7 +101,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the producer's
         """Commit all returned records (if `enable_auto_commit` is set), leave the group, and close.
 
-        If the call is cancelled, closing goes on in the background. Idempotent.
+        If the call is cancelled, closing continues in the background. Idempotent.
 
         Args:
             timeout: Time-out in seconds, once for the commit and once for leaving the group. Default:

@@ -115,7 +115,7 @@ class Rebalances:
             await call.call(method, partitions)
         finally:
             # From now on, requests go to the consumer's thread again. Earlier requests must end before the consumer's
-            # thread goes on with its poll.
+            # thread continues its poll.
             self._call = None
             try:
                 await call.end()

@@ -124,8 +124,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the other producer's
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        If the call is cancelled, closing goes on in the background, and the interpreter waits at exit until closing has
-        ended. A repeated call waits for the end of the first call.
+        If the call is cancelled, closing continues in the background, and the interpreter waits at exit until closing
+        has ended. A repeated call waits for the end of the first call.
 
         Args:
             timeout: Seconds to wait for deliveries. Default: see `kafkasafe.SafeProducer.close`.

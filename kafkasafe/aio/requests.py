@@ -104,7 +104,7 @@ class RecordRequests:
         program may process the records for a long time.
 
         Returns:
-            Whether the consumer can return records: not during a rebalance, because another member may get the
+            Whether the consumer can return records. False during a rebalance, because another member may get the
             partitions.
         """
         wait_ms = 0.0

@@ -271,7 +271,7 @@ def is_gone(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        return False  # this user may not see it
+        return False  # this user has no permission to see it
     return False
 
 
@@ -286,8 +286,8 @@ def inspected(
 ) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
     """Inspects each lane.
 
-    First reads the marks (small entries in the log) of all lanes. A mark in one lane may record that rejected records
-    of another lane were sent again. Records that were sent again no longer count as rejected.
+    First reads the marks (small entries in the log) of all lanes. A mark in one lane may say that rejected records of
+    another lane were sent again. Records that were sent again no longer count as rejected.
 
     Args:
         directory: The spool directory.

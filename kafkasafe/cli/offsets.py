@@ -92,7 +92,7 @@ def offsets(
 
 
 def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, limits: Limits) -> SafeConsumer:
-    """Opens a consumer without a group. The view records the consumer's events."""
+    """Opens a consumer without a group. The view stores the consumer's events."""
     known = {name: value for name, value in options.items() if name in SafeConsumer.DEFAULT_CONFIG}
     known.pop("group_id", None)
     known.pop("allow_auto_create_topics", None)

@@ -14,7 +14,7 @@ Record *i* belongs to partition *i mod P* and is the *i div P*-th record there. 
 duplication and order. Each number is used only once: a restarted process continues after the last number that its
 predecessor may have sent.
 
-A `Ledger` records what the producer reported to the application. The ledger is a memory-mapped file, so its content
+A `Ledger` contains what the producer reported to the application. The ledger is a memory-mapped file, so its content
 survives kill -9 of the process. Writing to the ledger needs no system call per record: system calls would change the
 timing. The ledger has one byte per record for each of these facts:
 

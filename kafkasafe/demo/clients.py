@@ -1,4 +1,4 @@
-"""The producing process, with the clients under test. Records in a ledger what the clients report."""
+"""The producing process, with the clients under test. Writes to a ledger what the clients report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kafkasafe.demo.ledger import CLIENTS, DIGITS, VALUE_BYTES, DemoError, Ledge
 
 
 class Client(Protocol):
-    """A producer under test. `observe` and `flushed` record in the ledger what the producer reported."""
+    """A producer under test. `observe` and `flushed` write to the ledger what the producer reported."""
 
     def send(self, number: int, partition: int, value: bytes) -> bool:
         """Sends one record. False: the producer did not accept the record, so the caller must try again."""

@@ -272,7 +272,8 @@ class ConsumerHealth:
     """The health of a consumer at one moment.
 
     Attributes:
-        ready: True if the program polls, and no partition needs a decision of the program. Does not depend on brokers.
+        ready: True if the program polls, and no partition needs a decision of the program. It does not matter whether
+            brokers answer.
         reasons: Why the client is not ready; empty if it is ready.
         connected: Whether a connection to a broker is open.
         last_poll_age_s: Seconds since the program's last poll; 0 during a poll; None before the first one.

@@ -72,7 +72,7 @@ class FetchAhead(Generic[_Place]):
         self._ends: dict[_Place, ResponseEnd] = {}
 
     def arrived(self, place: _Place, end: ResponseEnd | None, available_offset: int) -> None:
-        """Record that a response of a partition has arrived.
+        """Note that a response of a partition has arrived.
 
         Args:
             place: The partition.

@@ -102,7 +102,7 @@ class FetchSize:
         self.bytes = min(self.bytes, self._limit)
 
     def answered(self, size: int, sent_at: float, now: float) -> None:
-        """Record that a request was answered.
+        """Note that a request was answered.
 
         Args:
             size: Number of bytes of the partition with the most bytes in the response.

@@ -58,7 +58,7 @@ class _Outstanding:
         self.size_bytes -= size_bytes
 
     def answered(self, now: float) -> bool:
-        """Record an answer. Return whether the partition counts again because of the answer."""
+        """Note an answer. Return whether the partition counts again because of the answer."""
         began, self.counts, self.since = not self.counts, True, now
         return began
 

@@ -36,7 +36,7 @@ causes a low rate, and the link may be fast.
 """
 _SLOWER: Final = 2.0
 """At the measured rate, the bytes in flight take a certain time. In addition to the request timeout, the producer waits
-at least this many times as long.
+at least this multiple of that time.
 """
 
 
@@ -115,12 +115,12 @@ class UplinkBudget:
         return patience_s
 
     def send(self, node: int, size_bytes: int, read_bytes: int, now: float) -> Ticket:
-        """Record that a batch is sent."""
+        """Note that a batch is sent."""
         self.out_bytes += size_bytes
         return Ticket(node, size_bytes, read_bytes, now, self._delivered)
 
     def answered(self, ticket: Ticket, now: float) -> None:
-        """Record that the broker answered. Even an error shows that the broker has received the batch."""
+        """Note that the broker answered. Even an error shows that the broker has received the batch."""
         self.out_bytes -= ticket.size_bytes
         self._delivered += ticket.size_bytes
         self.ready = True
@@ -132,7 +132,7 @@ class UplinkBudget:
         samples.append((now, (self._delivered - ticket.delivered_bytes) / took_s))
 
     def failed(self, ticket: Ticket, *, timed_out: bool) -> None:
-        """Record that a batch got no answer.
+        """Note that a batch got no answer.
 
         Args:
             ticket: Ticket of the batch.

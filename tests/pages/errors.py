@@ -37,11 +37,11 @@ HEAD: Final = """# Errors of kafkasafe
 
 Every error below{but} is a `kafkasafe.KafkaSafeError`, and therefore a `kafka.errors.KafkaError`: `except` clauses that were
 written for kafka-python catch it. [Kafka's error codes](errors.md) lists Kafka's own codes, and the answer of
-`kafkasafe.classify` to each.
+`kafkasafe.classify` to each. [What kafkasafe promises](promises.md) explains the terms *spool* and *lane*.
 
 Three rules cover most cases:
 
-- **An exception from `send` means that this record was not accepted.** Records that were accepted before are not affected.
+- **An exception from `send` means that its record was not accepted.** Records that were accepted before are not affected.
 - **A record that `durable` or `get` confirmed is safe**, whatever a later call raises. The exceptions are a
   [`DataLossError`](#datalosserror) (the cluster lost acknowledged records) and a [`SpoolCorruptError`](#spoolcorrupterror)
   (the disk lost them).
