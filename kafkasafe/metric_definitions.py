@@ -93,8 +93,8 @@ _DEFINITIONS: Final = (
         "sequence_errors",
         "counter",
         "Sequence errors, by the result of the check that followed: decided (it is known whether the batch is in the"
-        " log), gap, or undecidable. UNKNOWN_PRODUCER_ID has three more results: retention (removed the acknowledged"
-        " records), loss, and none (nothing is missing).",
+        " log), gap, or undecidable. UNKNOWN_PRODUCER_ID has three more results: retention (it removed acknowledged"
+        " records), loss (acknowledged records are missing), and none (no records are missing).",
         ("error", "result"),
     ),
     Definition(

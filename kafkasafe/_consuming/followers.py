@@ -80,7 +80,7 @@ class Followers(Generic[T]):
                 self._asked[node] = now + self._patience_s, wanted
 
     def answered(self, node: int) -> None:
-        """Note that the Fetch to this broker has ended."""
+        """Handle the end of the Fetch to this broker."""
         with self._lock:
             self._asked.pop(node, None)
             self._overdue.pop(node, None)

@@ -285,8 +285,8 @@ class Accumulator:
         calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # An open batch keeps its room until it is sealed. So the room beyond the usual room counts as taken even while
-        # the open batch is empty. `left` is negative if a record did not fit.
+        # An open batch keeps its room until it is sealed. So if its room is larger than `open_batch_bytes`, the
+        # difference counts as taken even while it is empty. `left` is negative if a record did not fit.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 

@@ -365,7 +365,9 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Note where a batch was found, perhaps at offsets of batches that were acknowledged earlier."""
+        """Note that a batch was found at `base_offset`. If other batches were acknowledged at these offsets, the
+        suspicion is marked (`overlaps`).
+        """
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 

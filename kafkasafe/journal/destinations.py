@@ -50,7 +50,7 @@ class Destination:
             self.log.clear(batch.base_offset, batch.count)
 
     def lose_marks(self, before_position: int) -> None:
-        """Note that marks (log entries) before this position are lost."""
+        """Handle the loss of all marks (log entries) before this position."""
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:

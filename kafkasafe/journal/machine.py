@@ -224,7 +224,7 @@ class Machine:
             # The next rule must not reset `partition.doubt` (whether the leader refused a sequence, and whether a newer
             # epoch exists), because the journal needs it to judge the batches that this rule puts in doubt again.
             _Rule(was_asked_early, self._ask_again),
-            # A later rule may put a batch in doubt, to which the leader's answers about other batches do not apply.
+            # Forget the leader's answers now: a later rule may put another batch in doubt, and they are not about it.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
             _Rule(has_unchecked_refusal, self._confirm),

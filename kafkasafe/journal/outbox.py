@@ -228,8 +228,8 @@ class OutcomeAsk:
             expire at any moment).
         fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. The user must
             decide about each batch in doubt that the log does not have.
-        confirm: The broker refused the batch, and the journal needs only the producer state, once. The engine answers
-            with `confirmed()`.
+        confirm: The broker refused the batch, and the journal wants to be sure that the log lacks it. One look at the
+            producer state is enough: the log is not read. The engine answers with `confirmed()`.
         cut: The log may have been truncated below an acknowledged batch.
     """
 

@@ -78,8 +78,8 @@ class SpoolIndex:
         self._batches: Ordered[Batch] = Ordered()
         # By destination: the position of the first batch that is packed.
         self._packed_from: dict[int, int] = {}
-        # The void files of `rejected/`: the lane's log has their records, too. Each with the position of the mark that
-        # says so.
+        # The files of `rejected/` that no longer count, because the lane's log has the same records. Maps the mark that
+        # says so to its position.
         self._resent: dict[m.Resent, int] = {}
         self.suspected: dict[int, int] = {}
 

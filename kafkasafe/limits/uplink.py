@@ -35,8 +35,8 @@ _FEW_BYTES: Final = 256 * 1024
 causes a low rate, and the link may be fast.
 """
 _SLOWER: Final = 2.0
-"""At the measured rate, the bytes in flight take a certain time. In addition to the request timeout, the producer waits
-at least this multiple of that time.
+"""For a response, the producer waits for the request timeout, plus at least this multiple of the time in which the
+link carries all bytes in flight at the measured rate.
 """
 
 

@@ -23,7 +23,7 @@ Row: TypeAlias = tuple[Any, ...]
 _MANY: Final = 64  # from this number of records on, numpy is cheaper, despite its fixed cost
 _SAFE: Final = 1 << 61  # numbers below this can be added without an overflow
 _LAST_SHIFT: Final = 56  # shift of a varint's ninth byte, the last byte that this module reads
-_FRONT: Final = 64  # a record's key begins within this many bytes, even after numbers of maximum length
+_FRONT: Final = 64  # a record's key begins within this many bytes, even after the longest varints
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Reads one segment of a lane, group by group, and judges how damaged bytes were damaged.
+"""Reads one segment of a lane, group by group, and decides what damaged its bytes: a crash or something else.
 
 The pattern of damaged bytes shows whether a crash during a write may be the cause, or whether complete bytes were
 changed later. `docs/spool-format.md`, section Recovery, has the rules.

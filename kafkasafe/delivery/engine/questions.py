@@ -225,9 +225,9 @@ class OutcomeInquiry:
         """Whether to trust the producer state that the leader reports.
 
         A leader that lost its log accepts any sequence number. If such a leader accepts one late request, its producer
-        state looks as if the log had all earlier batches. So if the state contains several batches in doubt, the
-        inquiry trusts it only if the leader reports that its log still reaches the lowest possible offset of these
-        batches.
+        state looks as if the log had all earlier batches. So if the state contains several batches in doubt, it
+        does not suffice. The leader must also report that the last known epoch ends at or after `from_offset`, the
+        lowest offset that these batches can have.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -319,8 +319,8 @@ class OutcomeInquiry:
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
-            # The inquiry may have read pages of two leaders' logs, so it cannot know which records later leaders
-            # certainly have.
+            # The inquiry may have read pages of two leaders' logs, so it cannot tell which records every later leader
+            # is guaranteed to have.
             raise NoAnswerError("another leader was elected while the log was read")
 
     def _note(self, judgement: Judgement, method: str, *, stable: bool) -> None:
