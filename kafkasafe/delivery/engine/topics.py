@@ -75,9 +75,11 @@ class TopicKeeper:
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """Whether a metadata request may create the topic. A request must not recreate a deleted topic. Callable from
-        any thread.
+        """Whether a metadata request may create the topic. A request must neither recreate a deleted topic nor create a
+        topic in another cluster. Callable from any thread.
         """
+        if not self._context.own_cluster.answered:
+            return False
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._context.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
             lane.journal.views.wants(topic) for lane in list(self._context.lanes)
@@ -113,7 +115,8 @@ class TopicKeeper:
         unknown = {topic for topic in waiting if self._context.cluster.topic(topic) is None}
         if unknown:
             self._context.refresh_topics(unknown)
-        self.learn(sorted(waiting - unknown), fresh=False)
+        if self._context.own_cluster.answered:  # otherwise, the metadata may be another cluster's
+            self.learn(sorted(waiting - unknown), fresh=False)
         self._context.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
 
     def learn(self, names: Iterable[str], *, fresh: bool) -> None:
