@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -164,3 +166,86 @@ def test_another_cluster_is_asked_for_metadata_only(atomic, wait_s):
     world.deliver(third, b"2")
     world.run(60)
     assert world.committed("orders", 0) == [b"0", b"1", b"2"]
+
+
+def test_another_cluster_creates_no_topics():
+    """1. Records for a missing topic wait on disk. 2. The next producer starts, accepts a record for a second missing
+    topic, and the brokers of another cluster answer. They create topics automatically.
+    """
+    world = TwoClusters()
+    first = world.start()
+    world.deliver(first, b"0")
+    world.set_outage(True)
+    first.send("waits", 0, [b"1"])
+    world.run(1)
+    world.kill(first)
+    world.lead_to("other")
+    world.set_outage(False)
+    second = world.start()
+    second.send("new", 0, [b"2"])
+    world.run(5)
+    assert second.context.own_cluster.stranger is not None
+    assert set(world.centre.topics) == {"orders"}
+    world.kill(second)
+    world.lead_to("fake-cluster")
+    third = world.start()
+    world.deliver(third, b"3")
+    assert world.run(60, lambda: set(world.centre.topics) >= {"waits", "new"})
+
+
+def test_partitions_of_another_cluster_are_not_chosen():
+    """1. Records wait until their topic is known. 2. The brokers of another cluster answer. The transport has their
+    metadata, and the engine's timer looks at these before the engine takes the message about them.
+    """
+    world = TwoClusters()
+    first = world.start()
+    world.deliver(first, b"0")
+    world.set_outage(True)
+    first.send("orders", 0, [b"1"])
+    world.run(1)
+    world.kill(first)
+    world.lead_to("other")
+    world.cluster.create_topic("many", 7)
+    world.set_outage(False)
+    second = world.start()
+    second.send("many", -1, [b"2"])
+    while second.client.topic("many") is None:
+        second.turn()
+        world.time.run_until(min(world.time.next_s, second.engine.due))
+    assert second.inbox
+    second.engine.topics.poll()
+    world.run(5)
+    assert second.context.own_cluster.stranger is not None
+    assert list(second.context.own.journal.views.unchosen_topics()) == ["many"]
+
+
+def test_requests_of_a_lane_that_was_handed_back_are_not_held():
+    """1. A producer's sibling is killed, with a batch in doubt. 2. The producer restarts during an outage, and adopts the
+    sibling's lane. 3. The sibling restarts, gets its lane back, and is killed again, many times.
+    """
+    world = World()
+    world.cluster.create_topic("orders", 1)
+    own, sibling = world.start(client_id="own"), world.start(client_id="sibling")
+    for life in (own, sibling):
+        parcel = life.send("orders", 0, [b"0"])
+        assert world.run(60, lambda parcel=parcel: parcel.done)
+    world.cluster.swallow = 1
+    sibling.send("orders", 0, [b"1"])
+    assert world.run(60, lambda: len(world.log("orders", 0)) == 3)
+    world.set_outage(True)
+    world.kill(sibling)
+    world.kill(own)
+    own = world.start(client_id="own")
+    adopted = []
+    for _ in range(3):
+        assert world.run(60, lambda: len(own.context.lanes) == 2)
+        world.run(1)
+        adopted.append(weakref.ref(own.context.lanes[1].journal))
+        sibling = world.start(client_id="sibling", hand_back=True)
+        world.run(1)
+        world.kill(sibling)
+    gc.collect()
+    assert [each for each in adopted if each() is not None] == []
+    world.set_outage(False)
+    world.run(60)
+    assert world.log("orders", 0) == [b"0", b"0", b"1"]

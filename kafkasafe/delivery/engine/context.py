@@ -94,7 +94,7 @@ class OwnCluster:
         self.cluster_id: str | None = None
         self.stranger: WrongClusterError | None = None
         self.answered = False
-        self._held: list[Callable[[], None]] = []
+        self._held: list[tuple[Lane, Callable[[], None]]] = []
 
     def bind(self, cluster_id: str) -> None:
         """Note that the brokers and the spool directory belong to this cluster."""
@@ -105,15 +105,19 @@ class OwnCluster:
         self.stranger = error
         self._held.clear()
 
-    def hold(self, send: Callable[[], None]) -> None:
-        """Call `send`, which sends requests, when the brokers have turned out to be this cluster's."""
-        self._held.append(send)
+    def hold(self, lane: Lane, send: Callable[[], None]) -> None:
+        """Call `send`, which sends a lane's requests, when the brokers have turned out to be this cluster's."""
+        self._held.append((lane, send))
+
+    def forget(self, lane: Lane) -> None:
+        """Forget the requests of a lane that this producer hands back."""
+        self._held = [held for held in self._held if held[0] is not lane]
 
     def note_answer(self) -> None:
         """Record that a metadata answer has come, and was not from a stranger. Send the requests that were held."""
         self.answered = True
         held, self._held = self._held, []
-        for send in held:
+        for _, send in held:
             send()
 
 

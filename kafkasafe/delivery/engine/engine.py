@@ -474,7 +474,7 @@ class Engine:
             return
         if not own_cluster.answered:
             if ready.sends or ready.asks or ready.surveys or ready.checks or ready.units:
-                own_cluster.hold(lambda: self._ask_cluster(lane, ready))
+                own_cluster.hold(lane, lambda: self._ask_cluster(lane, ready))
                 about: list[j.OutcomeAsk | j.SurveyAsk | j.EpochCheck] = [
                     *ready.asks,
                     *ready.surveys,

@@ -294,6 +294,7 @@ class LaneKeeper:
 
     def _release(self, lane: Lane) -> None:
         self._context.lanes.remove(lane)
+        self._context.own_cluster.forget(lane)
         self._ledger.errors.hand_over(lane)
         self._endings.publish_refused()
         self.close_lane(lane)
