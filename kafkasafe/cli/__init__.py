@@ -162,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ESCAPES)
     given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
-    with _ended_by_signals():
+    # If a pipe is broken, Typer replaces both streams by wrappers, even a closed one, which is None and cannot be
+    # flushed. So put the streams back afterwards.
+    with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr), _ended_by_signals():
         code = _run(given)
     try:
         _flush(sys.stdout)

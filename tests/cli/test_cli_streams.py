@@ -43,6 +43,11 @@ def test_a_reader_that_has_ended_is_not_taken_for_damage(shell, command):
     assert "BrokenPipe" not in err
 
 
+def test_a_reader_that_has_ended_is_reported_without_standard_error_too(shell):
+    line = 'kafkasafe classify --all 2>&- | sh -c "exec <&-; sleep 1"; exit "${PIPESTATUS[0]}"'
+    assert shell(line) == (141, "", "")
+
+
 @pytest.mark.parametrize("command", ["spool ls spool", "spool ls spool --json", "classify --all", "--help"])
 def test_a_full_volume_below_the_output_is_named(shell, command):
     code, out, err = shell(f"kafkasafe {command} >/dev/full")
