@@ -32,15 +32,18 @@ def test_a_pause_ends_when_another_broker_leads(seed, in_doubt):
 
 
 def troubled(*, dead=0, **settings):
-    """A producer that has sent a record, and a topic on three live brokers and some dead ones."""
-    made = World(brokers=3 + dead)
+    """A producer that has sent a record, and a topic on three live brokers and some dead ones. The first attempt to
+    send the record found no topic.
+    """
+    made = World(brokers=3 + dead, auto_create_topics_enable="false")
+    life = made.start(**settings)
+    first = life.send("orders", 0, [b"first"])
+    made.run(0.5)
     made.centre.create_topic("orders", 1, 3 + dead)
     followers = [node for node in made.cluster.brokers if node != made.cluster.leader("orders")]
     for node in followers[:dead]:
         made.cluster.kill(node)
         assert made.run(60, lambda node=node: node not in made.cluster.partition_state("orders").in_sync)
-    life = made.start(**settings)
-    first = life.send("orders", 0, [b"first"])
     assert made.run(60, lambda: first.done)
     made.lines.clear()
     return made, life
