@@ -201,7 +201,7 @@ TESTS = {
     "A partition is surveyed while": "test_a_transaction_ends_in_the_topic_that_has_the_name_now",
     "A batch that returned from a packed backlog": "test_nothing_is_packed_behind_what_came_back_and_is_not_told_yet",
     "What an earlier incarnation released": "test_what_an_earlier_life_released_says_nothing_of_what_was_acknowledged_since",
-    "A mark of new ids concerns": "test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next_life",
+    "IDENTIFIED marks concern": "test_a_unit_that_waits_behind_what_is_put_back_is_no_plain_batch_to_the_next_life",
     "ENDED does not say where": "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new open batches": "test_close_refuses_new_records_before_it_seals_what_it_has",
