@@ -308,6 +308,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         on the callback thread it returns at once. At the end of the interpreter, open producers are closed
         automatically.
 
+        In `on_event` and `on_rejected`, `close` refuses further records and returns. The producer's thread then
+        delivers in the background, and ends when `close` would have returned. A later call of `close` on another thread
+        waits for the deliveries and raises the errors. The end of the interpreter waits for the deliveries, too.
+
         Args:
             timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. Writing to
                 a disk that is slow but works may take ten seconds even if `timeout` is shorter. Default: wait until no

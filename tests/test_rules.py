@@ -206,6 +206,7 @@ TESTS = {
     "The floor of a partition": "test_what_went_alone_is_in_order_though_its_log_was_cut",
     "`close()` refuses new open batches": "test_close_refuses_new_records_before_it_seals_what_it_has",
     "A second `close()` waits": "test_a_second_thread_returns_when_the_first_has_closed",
+    "A hook's `close()` leaves the rest": "test_the_end_of_the_process_waits_for_the_deliveries",
     "A thread that computes has the interpreter": "test_who_commits_without_a_pause_lets_the_pump_work",
 }
 """How a rule begins, and the test of it."""

@@ -96,11 +96,15 @@ class Shutdown:
         self._first: Ends | None = None
         self._producer: weakref.ref[object] | None = None
         """The producer; None before it is open."""
-        self._kept: object | None = None
-        """The producer, from the moment when it is dropped until its pump has ended."""
+        self._kept: list[object] = []
+        """The producer, from the moment when it is dropped, or closed on the pump's thread, until its pump has ended.
+        The thread that removes it does the rest of the closing.
+        """
         self._warned = False
-        self._closer: int | None = None
-        """The ident of the thread that closes the producer at present."""
+        self._closer: threading.Thread | None = None
+        """The thread that closes the producer at present."""
+        self._closed_on_pump = False
+        """Whether `close` was called on the pump's thread, and no other thread has raised its errors yet."""
         self._at_exit = _exit_hook(weakref.ref(self))
         self._not_at_end_of_child: Callable[[], object] = lambda: None
 
@@ -135,6 +139,8 @@ class Shutdown:
         """In a forked child: make all calls raise this error, because the parent owns the producer."""
         self._lifecycle.end(error)
         self._closer = None  # the thread does not exist in the child
+        self._closed_on_pump = False
+        self._kept.clear()
         self._accumulator.forked()
         self._delivery.forked(error)
 
@@ -157,50 +163,86 @@ class Shutdown:
         return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
-        if self._lifecycle.closed is not None:
+        if self._lifecycle.closed is None:
+            if self._pump.is_current_thread():
+                self._close_on_pump(timeout, patience)
+                return
+        elif not self._takes_over():
             self._await_closer(timeout)
             return
-        self._closer = threading.get_ident()
+        self._closer = threading.current_thread()
         try:
             self._close_first(timeout, patience)
         finally:
             self._closer = None
             self._pump.ledger.waiters.notify_all()
 
+    def _close_on_pump(self, timeout: float | None, patience: Patience) -> None:
+        """Close on the pump's thread, where a hook or a log handler has called `close`.
+
+        The pump must not wait for itself, so it goes on to deliver, and ends after the same time as any other `close`.
+        If another thread calls `close` before that, or the process ends, the other thread does the rest
+        (`_takes_over`).
+        """
+        self._closer = threading.current_thread()
+        self._closed_on_pump = True
+        self._kept.append(None if self._producer is None else self._producer())
+        try:
+            self._refuse_more()
+            self._seal_for_good()
+        finally:
+            # Finish even after an error: once the lifecycle has ended, a later call of `close` does not seal.
+            self._leave_to_pump(patience, float("inf") if timeout is None else time.monotonic() + timeout)
+
+    def _takes_over(self) -> bool:
+        """Return whether the calling thread has to finish what `close` began on the pump's thread. True only once."""
+        if not self._closed_on_pump or self._pump.is_current_thread():
+            return False
+        if self._delivery.callbacks.is_current_thread():
+            return False
+        try:
+            self._kept.pop()
+        except IndexError:
+            return False
+        self._closed_on_pump = False
+        return True
+
     def _await_closer(self, timeout: float | None) -> None:
         """If another thread is closing the producer, wait until the records are durable, and then until that thread
         has finished, or until the timeout.
 
         Return at once on the callback thread and on the pump's thread, because the thread that closes the producer
-        waits for both.
+        waits for both. If a signal handler has interrupted `close` on this thread, wait only until the records are
+        durable, because the handler may end the process.
         """
-        pump, callbacks = self._pump, self._delivery.callbacks
-        if self._closer in {None, threading.get_ident()}:
+        if self._pump.is_current_thread() or self._delivery.callbacks.is_current_thread():
             return
-        if pump.is_current_thread() or callbacks.is_current_thread():
+        closer = self._closer
+        if closer is not None:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            with self._accumulator.released():
+                self._seal_for_good()  # the other thread may not have sealed the open batches yet
+                self._await_disk(timeout, deadline)
+                if closer is threading.current_thread():
+                    return
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                self._pump.ledger.waiters.wait_for(lambda: not self._is_closing(), left)
+        elif not self._closed_on_pump:
             return
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._accumulator.released():
-            self._seal_for_good()  # the other thread may not have sealed the open batches yet
-            self._await_disk(timeout, deadline)
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            pump.ledger.waiters.wait_for(lambda: self._closer is None, left)
-        self._delivery.raise_failure()
-        self._delivery.raise_undurable()
-        self._delivery.raise_wrong_cluster()
+        loss = self._pump.ledger.errors.losses_left() if self._closed_on_pump else None
+        self._closed_on_pump = False
+        self._raise_errors(loss)
+
+    def _is_closing(self) -> bool:
+        """Return whether a thread is closing the producer."""
+        closer = self._closer
+        return closer is not None and closer.is_alive()
 
     def _close_first(self, timeout: float | None, patience: Patience) -> None:
         pump = self._pump
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             self._refuse_more()
-            if pump.is_current_thread():
-                # A hook or a log handler has called `close` on the pump's thread, which must not wait for itself. The
-                # pump writes the accepted records while it stops.
-                self._accumulator.seal_all()
-                pump.stop(0.0)
-                self._closed_down(0.0)
-                return
             with self._accumulator.released():
                 self._seal_for_good()
                 self._await_disk(timeout, deadline)
@@ -210,13 +252,16 @@ class Shutdown:
                 self._await_deliveries(timeout, patience)
         finally:
             # Finish even after a Ctrl-C: once the lifecycle has ended, a later call of `close` does nothing.
-            if self._lifecycle.closed is not None and not pump.is_current_thread():
+            if self._lifecycle.closed is not None:
                 with self._accumulator.released():
                     pump.stop(10.0, deadline)
                     self._give_up_unsealed()
                     self._closed_down(deadline)
                     self._log_undelivered()
-        loss = pump.ledger.errors.losses_left()
+        self._raise_errors(pump.ledger.errors.losses_left())
+
+    def _raise_errors(self, loss: Exception | None) -> None:
+        """Raise this error, or the error because of which records are not delivered or not durable."""
         try:
             if loss is not None:
                 raise loss
@@ -240,12 +285,16 @@ class Shutdown:
             self._first.close()
 
     def _seal_for_good(self) -> None:
-        """Seal the open batches. If memory is short, try a few times, then seal as many open batches as possible."""
-        for attempt in range(_SEAL_TRIES):
+        """Seal the open batches. If memory is short, try a few times (on the pump's thread, which must not wait, only
+        once), then seal as many open batches as possible.
+        """
+        waits = not self._pump.is_current_thread()
+        for attempt in range(_SEAL_TRIES if waits else 1):
             try:
                 self._accumulator.seal_all()
             except (SpoolWriteError, MemoryError):
-                self._pump.wait(lambda: False, _SEAL_PAUSE_S * attempt)
+                if waits:
+                    self._pump.wait(lambda: False, _SEAL_PAUSE_S * attempt)
             else:
                 return
         with self._accumulator.lock:
@@ -369,38 +418,47 @@ class Shutdown:
         if self._producer is None or self._lifecycle.closed is not None:
             return False
         self._lifecycle.end(ProducerClosedError("The producer was collected by the garbage collector"))
-        self._kept = producer
-        # Write the dict `DROPPED` before `goes_first` reads the dict `LIVE`. A new producer does the reverse: it writes
-        # `LIVE`, then reads `DROPPED`. So at least one of the two producers finds the other.
-        DROPPED[self._pump] = self.spool_path
-        goes_first(self._pump, self.spool_path)
-        self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)
+        self._kept.append(producer)
+        self._leave_to_pump(Patience(self._idle_s, 0.0))
         if (
             not threading.current_thread().name.startswith("kafkasafe-")
             and threading.get_ident() not in own_threads
         ):
             self._pump.join(DROPPED_IDLE_S)
         if self._pump.ended():
-            self._dropped()
+            self._left_to_pump()
         return not self._warned
 
-    def _dropped(self) -> None:
-        """Finish a dropped producer, on the pump's thread."""
-        if self._kept is None:
-            return  # finished before
+    def _leave_to_pump(self, patience: Patience, deadline: float = float("inf")) -> None:
+        """Let the pump deliver the accepted records, and then finish the producer."""
+        # Write the dict `DROPPED` before `goes_first` reads the dict `LIVE`. A new producer does the reverse: it writes
+        # `LIVE`, then reads `DROPPED`. So at least one of the two producers finds the other.
+        DROPPED[self._pump] = self.spool_path
+        goes_first(self._pump, self.spool_path)
+        self._pump.retire(patience, self._left_to_pump, deadline)
+
+    def _left_to_pump(self) -> None:
+        """Finish a producer that was dropped, or closed on the pump's thread. Called on the pump's thread."""
+        try:
+            kept = self._kept.pop()
+        except IndexError:
+            return  # finished before, or another thread does it
+        try:
+            self._finish_left()
+        finally:
+            del kept
+            self._closer = None
+            self._pump.ledger.waiters.notify_all()
+
+    def _finish_left(self) -> None:
         if self._pump not in SUCCEEDED:
             self._log_undelivered()
         lost = self._give_up_unsealed()
         if lost is not None:
             log.error("%s", lost, client_id=self._config.client_id, event="not_encoded")
-        self._closed_down(time.monotonic() + DROPPED_IDLE_S)
-        self._kept = None
-        DROPPED.pop(self._pump, None)
-        SUCCEEDED.discard(self._pump)
+        self._closed_down(None if self._closed_on_pump else time.monotonic() + DROPPED_IDLE_S)
 
     def _closed_down(self, deadline: float | None) -> None:
-        atexit.unregister(self._at_exit)
-        self._not_at_end_of_child()
         left = self._delivery.callbacks.stop(
             None if deadline is None else max(0.0, deadline - time.monotonic())
         )
@@ -421,9 +479,12 @@ class Shutdown:
         # Wait for the log records of the producer's threads, but only briefly: a log handler may be waiting for this
         # close().
         drain(_LOG_S)
+        self.forgo_exit()
         if producer is not None:
             PRODUCERS.pop(producer, None)
         LIVE.pop(self._pump, None)
+        DROPPED.pop(self._pump, None)
+        SUCCEEDED.discard(self._pump)
 
     def _await_disk(self, timeout: float | None, deadline: float | None) -> None:
         """For `close`: wait until everything is on disk, longer than the timeout if the disk is slow but works."""

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kafkasafe import marks as m
@@ -67,10 +67,13 @@ _SPARE_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The program dropped the producer. The pump ends when all records are delivered, or when `patience` is over."""
+    """The program dropped the producer, or a hook closed it. The pump ends when all records are delivered, when
+    `patience` is over, or at `deadline` (monotonic time in seconds).
+    """
 
     began: float
     patience: Patience
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class Pump:
             self._context, choose=choose, on_topic=on_topic, newest_reading=lambda: NUMBERS.newest
         )
         self.ledger = self.engine.ledger
-        self._retiring: tuple[float, Patience] | None = None
+        self._retiring: _Retire | None = None
         self._then: Callable[[], None] = lambda: None
         self.refused_sends = 0
         self._begun = new_lock()
@@ -380,7 +383,7 @@ class Pump:
                 self._thread.join(5.0)
         return not self._thread.is_alive()
 
-    def retire(self, patience: Patience, then: Callable[[], None]) -> None:
+    def retire(self, patience: Patience, then: Callable[[], None], deadline: float = float("inf")) -> None:
         """Lets the pump end when all records are delivered, or when `patience` ends the wait.
 
         Takes no lock, because the garbage collector may call it.
@@ -388,10 +391,11 @@ class Pump:
         Args:
             patience: How long the pump waits for deliveries, counted from this call.
             then: Called on the pump's thread at its end.
+            deadline: Monotonic time, in seconds, at which the wait ends even if records are still being delivered.
         """
         began = time.monotonic()
         self._then = then
-        self._post(_Retire(began, patience))
+        self._post(_Retire(began, patience, deadline))
 
     def come_after(self, other: Pump) -> None:
         """Holds back this producer's further records until the records that a dropped producer accepted are delivered.
@@ -418,16 +422,16 @@ class Pump:
 
     def _step(self, message: Message | _Retire | _SetPatience) -> None:
         match message:
-            case _Retire(began, patience):
+            case _Retire():
                 # Encode the open batches, because the dropped producer encodes nothing any more.
                 self._seal_due(float("inf"))
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
                 self.engine.drop()
-                self._retiring = began, patience
+                self._retiring = message
             case _SetPatience(patience):
                 if self._retiring is not None:
-                    self._retiring = self._retiring[0], patience
+                    self._retiring = replace(self._retiring, patience=patience)
             case _:
                 self.engine.step(message)
 
@@ -435,13 +439,15 @@ class Pump:
         """Whether a retiring pump should end now."""
         if self._retiring is None:
             return False
-        began, patience = self._retiring
         hopeless = self.ledger.errors.undecidable or self.ledger.wrong_cluster is not None
         return (
             (self.ledger.idle() and not self._inbox)
             or hopeless
-            or self.patience_ends(patience, began) <= time.monotonic()
+            or self._retires_at(self._retiring) <= time.monotonic()
         )
+
+    def _retires_at(self, retiring: _Retire) -> float:
+        return min(self.patience_ends(retiring.patience, retiring.began), retiring.deadline)
 
     def is_current_thread(self) -> bool:
         """Whether the caller runs on the pump's own thread, as hooks and handlers do."""
@@ -507,7 +513,7 @@ class Pump:
         if self._inbox or self._context.close_state.stop:
             return
         if self._retiring is not None:
-            due = min(due, self.patience_ends(self._retiring[1], self._retiring[0]))
+            due = min(due, self._retires_at(self._retiring))
         due = min(due, self.engine.due)
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
 
