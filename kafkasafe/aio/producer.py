@@ -136,10 +136,13 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         if timeout is not None and (timeout := timeout_of(timeout)) < 0:
             raise ValueError(f"Invalid timeout: {timeout}")
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close(timeout))
-            self._closing.add_done_callback(retrieve)
-        await asyncio.shield(self._closing)
+        closing = self._closing
+        # A task of another loop cannot be awaited here, and never ends if its loop was closed. The inner producer's
+        # `close` waits for a thread that already closes it.
+        if closing is None or closing.get_loop() is not asyncio.get_running_loop():
+            closing = self._closing = asyncio.ensure_future(self._close(timeout))
+            closing.add_done_callback(retrieve)
+        await asyncio.shield(closing)
 
     async def _close(self, timeout: float | None) -> None:  # noqa: ASYNC109
         async with self._once:  # wait for a running `start`

@@ -1,6 +1,8 @@
-"""Without an asyncio loop, as on trio: the error says what kafkasafe.aio needs."""
+"""Without an asyncio loop, as on trio: the error says what kafkasafe.aio needs. And closing on two asyncio loops."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
@@ -24,3 +26,33 @@ def test_start_says_that_asyncio_is_needed(fake_kafka, tmp_path):
 def test_a_consumer_that_was_never_started_says_it_too(fake_kafka):
     consumer = SafeConsumer("orders", bootstrap_servers=fake_kafka.bootstrap_servers)
     driven_by_another_loop(consumer.__aenter__())
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["the loop runs", "the loop was closed"])
+def test_close_on_a_loop_while_another_loop_closes(fake_kafka, tmp_path, ended):
+    """It raised a RuntimeError: the task of the first close belonged to the other loop."""
+    fake_kafka.create_topic("orders")
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    producer = SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool", linger_ms=60_000
+    )
+
+    async def begin() -> asyncio.Task[None]:
+        await producer.start()
+        await producer.send_and_wait("orders", b"1")
+        fake_kafka.stall()
+        await producer.send("orders", b"2")
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0.2)
+        return closing
+
+    closing = first.run_until_complete(begin())
+    if ended:
+        first.close()
+    fake_kafka.restore()
+    second.run_until_complete(producer.close())
+    assert fake_kafka.values("orders") == [b"1", b"2"]
+    if not ended:
+        first.run_until_complete(closing)
+        first.close()
+    second.close()
