@@ -24,8 +24,8 @@ class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator, which adds a lineage to each committed offset: the history of the records before it.
 
     This class also fixes faults of kafka-python 3.0.12, which discards or forgets joins (`join_group_async`,
-    `need_rejoin`), ends `poll` after a failed look-up of the coordinator, and uses committed offsets and positions of
-    an earlier generation.
+    `need_rejoin`), ends `poll` after a failed look-up of the coordinator, repeats look-ups without a pause, and uses
+    committed offsets and positions of an earlier generation.
     """
 
     owner: Owner
@@ -36,6 +36,8 @@ class Coordinator(ConsumerCoordinator):
     """Set while the group's offsets are requested, before an assignment is applied. The Future completes at the end of
     the request.
     """
+    _looked_up_s: float = -math.inf
+    """Monotonic time at which the last look-up of the coordinator ended."""
 
     def serve(self, owner: Owner) -> None:
         """From now on, ask `owner` for decisions."""
@@ -175,6 +177,22 @@ class Coordinator(ConsumerCoordinator):
             if time.monotonic() >= deadline:
                 return False
             await me._net.sleep(self.config["retry_backoff_ms"] / 1000)
+
+    async def _send_group_coordinator_request(self) -> Any:
+        """Look up the coordinator, at the earliest `retry_backoff_ms` after the last look-up.
+
+        After the coordinator has died, the cluster names it as the coordinator until its session ends. Each look-up
+        succeeds, but the coordinator cannot be reached, so kafka-python looks it up again without a pause.
+        """
+        parent: Any = super()
+        me: Any = self
+        pause_s = self._looked_up_s + self.config["retry_backoff_ms"] / 1000 - time.monotonic()
+        if pause_s > 0:
+            await me._net.sleep(pause_s)
+        try:
+            return await parent._send_group_coordinator_request()
+        finally:
+            self._looked_up_s = time.monotonic()
 
     async def fetch_committed_offsets_async(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
