@@ -157,7 +157,15 @@ class Results:
         # offset. A check of the position at the log's end would compare only the records below this end, and find no
         # loss. So in this case, too, set the position to the end of the records that were read.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
-        offset = read_to if is_gone or ends_early else to.offset
+        # 1. A leader answers that its log begins after the position.
+        # 2. Another broker becomes leader, whose log begins earlier; or the broker was killed before it had stored the
+        #    new start of its log, and starts again.
+        # 3. The reset finds a start before the position. From there, the consumer would read records again that it has
+        #    read, so keep the position. If this log does not have the position either, the next fetch says so.
+        kept = part.reset[1] if part.reset is not None and part.reset[0] == "retention" else None
+        if kept is not None and (to.strategy != EARLIEST or kept < to.offset):
+            kept = None
+        offset = kept if kept is not None else read_to if is_gone or ends_early else to.offset
         self._assignments.place(tp, offset)
         self._rereading.placed(tp, offset)
         part.on(PositionEvent.RESET_FOUND)
@@ -167,6 +175,8 @@ class Results:
         reason = part.was_reset()
         if reason is None:
             return  # the application asked for the reset
+        if kept is not None:
+            return  # the position has not moved
         if is_gone:
             return  # the check reports it
         why, previous = reason

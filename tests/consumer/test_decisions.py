@@ -365,6 +365,22 @@ def test_a_position_outside_of_the_log_is_reset_with_an_event(reader, bounds, re
     assert (event.reason, event.previous, event.position, event.skipped) == (reason, 10, 20, skipped)
 
 
+@pytest.mark.parametrize("start", [0, 10])
+def test_a_log_that_has_its_deleted_records_again_is_read_on(start):
+    """A broker was killed right after it had deleted records, and had them again: the consumer began at offset 0."""
+    reader = Reader(strategy=EARLIEST)
+    reader.committed(10, Lineage([(1, 0), (2, 6)], 10))
+    assert not valid(reader).fetched(OUT_OF_RANGE)
+    reader.answer("range", LogRange(12, 20, None))
+    reader.poll()
+    reader.answer("reset", ResetTo(EARLIEST, start, start))
+    reader.poll()
+    assert reader.of(PositionReset) == []
+    assert reader.at.activity is Activity.IDLE
+    assert reader.part.state.position.offset == 10
+    assert reader.fetched()
+
+
 def test_where_no_reset_is_allowed_it_is_raised():
     reader = Reader(strategy=0)
     reader.committed(10, Lineage([(2, 0)], 10))
