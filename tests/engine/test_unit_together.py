@@ -7,6 +7,7 @@ from test_unit_crashes import Run
 from virtual import World
 
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.events import TopicBlocked, TopicUnblocked
 from kafkasafe.units.together import MOST
 
 AN_HOUR_MS = 3_600_000
@@ -93,6 +94,23 @@ def test_one_whose_timestamps_are_ahead_waits_and_those_behind_it_follow():
     assert [head.error for head in heads] == [None] * 3
     world.run(1)
     assert world.committed("orders", 0) == [b"0", b"1", b"2"]
+
+
+def test_several_batches_of_one_partition_whose_timestamps_are_ahead_are_reported_once():
+    """An atomic batch of more than `batch_size` has several. The broker refuses each, but the first refusal counts."""
+    world = World()
+    world.centre.create_topic("orders", 1, settings=AN_HOUR)
+    heard: list[object] = []
+    life = world.start(on_event=heard.append)
+    parts = [("orders", 0, [b"1"]), ("orders", 0, [b"2"])]
+    head = life.unit(*parts, ahead_ms=AN_HOUR_MS + 60_000)[0]
+    assert world.run(200, lambda: head.done)
+    world.run(1)
+    assert world.committed("orders", 0) == [b"1", b"2"]
+    [blocked] = [each for each in heard if isinstance(each, TopicBlocked)]
+    assert (blocked.code, blocked.batches) == (32, 2)
+    [unblocked] = [each for each in heard if isinstance(each, TopicUnblocked)]
+    assert unblocked.after_s >= 60
 
 
 def test_one_whose_timestamps_are_ahead_for_longer_than_it_may_be_blocked_is_refused():

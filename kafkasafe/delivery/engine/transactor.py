@@ -453,8 +453,11 @@ class Transactor:
         if isinstance(action, u.Produce) and code == INVALID_TIMESTAMP:
             early = self._is_early(lane, action, messages)
             if early and not action.transaction.is_shared:
-                batch, now = action.batch, self._context.now()
-                lasting = lane.journal.deny_unit(batch.destination, code, reason, now, handle=batch.handle)
+                # The broker refuses each batch of the partition. All these refusals count as refusals of the first
+                # batch, because each change of the refused batch would start the duration again.
+                at, now = action.batch.destination, self._context.now()
+                first = next(each for each in action.transaction.batches if each.destination == at)
+                lasting = lane.journal.deny_unit(at, code, reason, now, handle=first.handle)
         if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
             # If units (atomic batches) share a transaction, they are first retried one by one, to find the unit whose
             # destination causes the error.
