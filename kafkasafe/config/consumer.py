@@ -15,7 +15,7 @@ from kafkasafe.config.names import (
     check_names,
     ignored,
     ignored_together,
-    with_numbers,
+    with_own_types,
 )
 from kafkasafe.config.option import fields_of
 from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, ConsumerConfig
@@ -37,7 +37,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     check_names(
         options, {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}, DEFAULTS, "SafeProducer", "consumer"
     )
-    options = with_numbers(options)
+    options = with_own_types(options)
     merged = {**CONSUMER_DEFAULTS, **options}
     check_types(options, KafkaConsumer.DEFAULT_CONFIG)
     every = {**KafkaConsumer.DEFAULT_CONFIG, **options}

@@ -1,14 +1,17 @@
-"""Checks the names of options: unknown, removed and ignored ones. Also converts numbers that have other forms."""
+"""Checks the names of options: unknown, removed and ignored ones. Also converts values to Python's own types."""
 
 from __future__ import annotations
 
+import enum
 import importlib.metadata
+import operator
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Final
 
 from kafka import KafkaProducer
 
+from kafkasafe.config.values import as_text
 from kafkasafe.errors import ConfigError
 from kafkasafe.logs import EventLog
 from kafkasafe.option_names import hint_for, size_of, snake
@@ -83,20 +86,40 @@ def _page(name: str) -> str:
     return f"docs/{name}.md"
 
 
-def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options. Sizes are converted from strings to numbers, and numbers of other packages, such as numpy's,
-    to Python's: kafka-python refuses some of them only in `poll`.
+def with_own_types(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, with values of other types converted to Python's own types:
+
+    - sizes that are strings, to numbers
+    - numbers of other packages, such as numpy's: kafka-python refuses some of them only in `poll`
+    - members of enums of strings (`class Setting(str, Enum)`), to their texts: `str` and f-strings would give the
+      members' names
     """
-    found = dict(options)
-    for name, value in options.items():
+    found: dict[str, Any] = {}
+    for name, given in options.items():
+        value = [_own_text(each) for each in given] if isinstance(given, list) else _own_text(given)
         if (name in _SIZES or name.endswith("_bytes")) and isinstance(value, str):
             try:
-                found[name] = size_of(value)
+                value = size_of(value)
             except ValueError as error:
                 raise ConfigError(f"{name}: {error}") from None
         elif isinstance(value, Real) and not isinstance(value, (int, float)):
-            found[name] = int(value) if isinstance(value, Integral) else float(value)
+            value = _own_number(value)
+        found[name] = value
     return found
+
+
+def _own_text(value: Any) -> Any:
+    return as_text(value) if isinstance(value, str) and isinstance(value, enum.Enum) else value
+
+
+def _own_number(value: Real) -> Any:
+    """The number as an int or float. The value itself if that is not possible: numpy registers its time spans as
+    integers, and a fraction may be larger than any float. The checks of the options then refuse it.
+    """
+    try:
+        return operator.index(value) if isinstance(value, Integral) else float(value)
+    except (TypeError, OverflowError):
+        return value
 
 
 def ignored(name: str, value: Any, reason: str) -> None:

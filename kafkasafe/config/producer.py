@@ -9,7 +9,7 @@ from typing import Any, Final
 from kafka import KafkaConsumer, KafkaProducer
 
 from kafkasafe.config.connection import check_connection, check_types, unprotected
-from kafkasafe.config.names import WITHOUT_EFFECT, check_names, ignored, ignored_together, with_numbers
+from kafkasafe.config.names import WITHOUT_EFFECT, check_names, ignored, ignored_together, with_own_types
 from kafkasafe.config.option import fields_of
 from kafkasafe.config.sizes import check_memory, check_segments
 from kafkasafe.config.spool_dir import resolved, spool_dir
@@ -47,7 +47,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
     _check_renamed(options)
     consumers = {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}
     check_names(options, DEFAULTS, consumers, "SafeConsumer", "options")
-    given = with_numbers(options)
+    given = with_own_types(options)
     every = {**DEFAULTS, **given}
     check_types(
         {name: value for name, value in given.items() if name not in _TYPED_BY_ROW},

@@ -176,7 +176,9 @@ class Word(str, enum.Enum):  # noqa: UP042 - a StrEnum's str() is its text
     ALL = "all"
     EARLIEST = "earliest"
     GZIP = "gzip"
+    ID = "app"
     PLAINTEXT = "PLAINTEXT"
+    SERVER = "localhost:1"
 
 
 def test_a_word_may_be_a_member_of_an_enum_of_strings():
@@ -198,6 +200,34 @@ def test_a_number_may_be_one_of_another_package(given, number):
     for name in ("session_timeout_ms", "max_poll_records", "fetch_max_bytes", "consumer_timeout_ms"):
         found = config.validate_consumer({name: given}).kafka[name]
         assert (found, type(found)) == (number, type(number))
+
+
+def test_a_member_of_an_enum_of_strings_counts_as_its_text():
+    """An f-string of a member is its name. A producer with such a `transactional_id` sent requests with two ids, so that
+    no transaction was ever committed; its spool had the member's name.
+    """
+    names = {"transactional_id": Word.ID, "client_id": Word.ID, "spool_dir": Word.ID, "on_data_loss": "raise"}
+    for words in ({**names, "bootstrap_servers": Word.SERVER}, {"bootstrap_servers": [Word.SERVER]}):
+        plain = {
+            name: [str(word.value) for word in given] if isinstance(given, list) else str.__str__(given)
+            for name, given in words.items()
+        }
+        found = config.validate(words)
+        assert found == config.validate(plain)
+        assert type(found.client_id) is str
+        assert type(found.kafka["bootstrap_servers"]) in {str, list}
+        assert "Word" not in repr(found)
+
+
+@pytest.mark.parametrize("given", [np.timedelta64(5, "ns"), np.timedelta64(5, "s"), Fraction(10**400)])
+def test_what_only_looks_like_a_number_is_refused(given):
+    """numpy registers its time spans as integers, and those of ns convert to int."""
+    for name in ("linger_ms", "batch_size", "max_block_ms", "spool_lane", "metadata_max_age_ms"):
+        with pytest.raises(ConfigError, match=name):
+            config.validate({name: given})
+    for name in ("session_timeout_ms", "max_poll_records", "fetch_max_bytes", "consumer_timeout_ms"):
+        with pytest.raises(ConfigError, match=name):
+            config.validate_consumer({name: given})
 
 
 @pytest.mark.parametrize("given", [np.int64(-1), np.float32("nan")])
