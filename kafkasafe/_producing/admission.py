@@ -82,12 +82,15 @@ class Admission:
         """Raise an error if Kafka permits no topic of this name.
 
         Raises:
-            TypeError: The name is not a string.
+            TypeError: The name is not a string, or is a member of an enum whose `str` is not its value.
             ValueError: A topic cannot have this name.
         """
         if not self._partitioning.knows(topic):
             if not isinstance(topic, str):
                 raise TypeError(f"topic must be a string, not {type(topic).__name__}")
+            if str(topic) != topic:
+                # kafka-python encodes `str(topic)`, which is the name of a member of an enum of strings.
+                raise TypeError(f"topic {topic!r} would be {str(topic)!r} in requests; pass its value")
             if not is_topic_name(topic):
                 raise ValueError(
                     f"Topic {topic!r} cannot exist: a name has 1 to 249 characters of a-z A-Z 0-9 . _ -, and is not ."

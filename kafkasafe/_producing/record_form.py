@@ -68,7 +68,7 @@ class RecordForm:
                 # Check before serializing: a serializer may turn None into bytes such as `null`.
                 raise ValueError("Need at least one: key or value")
             _check_headers(headers)  # serializers get only well-formed headers
-            headers = [] if headers is None else headers  # a serializer may add headers
+            headers = headers if isinstance(headers, list) else []  # a serializer may add headers
             key, value = self._serialize(topic, headers, key, value)
         size = RECORD_OVERHEAD
         if value is not None:
