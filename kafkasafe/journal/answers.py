@@ -180,7 +180,7 @@ class Answers:
         verdict = classify_produce(code)
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"
         scope = verdict.scope
-        if code == INVALID_TIMESTAMP and self.will_be_due(batch, (text for _, text in bad_records), now_ms):
+        if code == INVALID_TIMESTAMP and self.early_ms(batch, (text for _, text in bad_records), now_ms):
             scope = Scope.BATCH
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
@@ -328,9 +328,10 @@ class Answers:
         batch.refuse_for_long(overdue=lasting)
         return lasting
 
-    def will_be_due(self, batch: Batch, messages: Iterable[str], now_ms: int) -> bool:
-        """Whether a batch with error 32 (invalid timestamp) only has to wait: its timestamps are too far in the future,
-        but become acceptable before the journal would reject the batch.
+    def early_ms(self, batch: Batch, messages: Iterable[str], now_ms: int) -> int:
+        """The milliseconds after which the broker will accept a batch that it refused with error 32 (invalid
+        timestamp), because the batch's timestamps are too far in the future. 0 if its timestamps are too old, or if the
+        journal would reject it before the broker accepts it.
 
         Args:
             batch: The batch.
@@ -338,4 +339,4 @@ class Answers:
             now_ms: Wall clock, ms since the epoch.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp(messages, now_ms)
-        return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)
+        return ahead_ms if ahead_ms > 0 and self._refusals.waits_for(ahead_ms) else 0

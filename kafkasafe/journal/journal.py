@@ -332,9 +332,9 @@ class Journal:
         """The cluster refused a destination of a unit (atomic batch), or only the unit's batch `handle`."""
         return self._refusals.deny_unit(destination, code, reason, now, handle=handle)
 
-    def will_be_due(self, batch: Batch, messages: Iterable[str], now_ms: int) -> bool:
-        """Whether a batch with error 32 (invalid timestamp) only has to wait (see `Answers.will_be_due`)."""
-        return self._answers.will_be_due(batch, messages, now_ms)
+    def early_ms(self, batch: Batch, messages: Iterable[str], now_ms: int) -> int:
+        """How long a batch with error 32 (invalid timestamp) has to wait (see `Answers.early_ms`)."""
+        return self._answers.early_ms(batch, messages, now_ms)
 
     def absent(self, destination: int, reason: str) -> None:
         """`Absences` proved that a partition does not exist."""

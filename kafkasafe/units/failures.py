@@ -46,14 +46,15 @@ class RequestFailure:
         reason: Human-readable.
         sent: Whether the request may have reached a broker.
         lasting: Whether the request has failed with the same answer for longer than `blocked_timeout_ms`.
-        early: Whether the broker refused a batch because its timestamps are in the future, and will accept it later.
+        early_ms: If the broker refused a batch because its timestamps are in the future: after how many milliseconds
+            the broker will accept the batch. Otherwise 0.
     """
 
     code: int | None
     reason: str
     sent: bool
     lasting: bool
-    early: bool
+    early_ms: int
 
 
 class FailurePolicy:
@@ -146,8 +147,10 @@ class FailurePolicy:
                 unit.forget_tries()
                 self._out.divide(unit, request.batch)
                 return
-            if failure.early and not lasting:
-                self._transitions.abort_and_requeue(transaction, code, failure.reason, slow=True)
+            if failure.early_ms and not lasting:
+                self._transitions.abort_and_requeue(
+                    transaction, code, failure.reason, early_ms=failure.early_ms
+                )
                 return
             if verdict.action is AnswerAction.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True

@@ -318,7 +318,7 @@ class Units:
         *,
         sent: bool = True,
         lasting: bool = False,
-        early: bool = False,
+        early_ms: int = 0,
     ) -> None:
         """Note that a request of a transaction failed.
 
@@ -328,11 +328,11 @@ class Units:
             reason: Human-readable.
             sent: Whether the request may have reached a broker.
             lasting: Whether the request has failed with the same answer for longer than `blocked_timeout_ms`.
-            early: Whether the broker refused a batch because its timestamps are in the future, and will accept it
-                later.
+            early_ms: If the broker refused a batch because its timestamps are in the future: after how many
+                milliseconds the broker will accept the batch. Otherwise 0.
         """
         if _valid(action):
-            self._failures.failed(action, RequestFailure(code, reason, sent, lasting, early))
+            self._failures.failed(action, RequestFailure(code, reason, sent, lasting, early_ms))
 
     def again(self, action: Request | UnitPause) -> None:
         """Note that the pause of a RetryLater is over."""

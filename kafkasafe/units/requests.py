@@ -118,13 +118,23 @@ Request = InitProducerId | AddPartitions | Produce | CommitOffsets | EndTxn | De
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Repeat an action after a pause (answer: `again`)."""
+    """Repeat an action after a pause (answer: `again`).
+
+    Attributes:
+        action: The action.
+        attempt: How often the action has failed.
+        code: Kafka's error code; None without an answer.
+        reason: Human-readable.
+        slow: The cluster refuses the action, perhaps for a long time.
+        early_ms: The cluster will not accept the action before this many milliseconds have passed.
+    """
 
     action: Request | UnitPause
     attempt: int
     code: int | None
     reason: str
     slow: bool = False
+    early_ms: int = 0
 
 
 Action = Request | Refuse | RetryLater

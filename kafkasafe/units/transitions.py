@@ -77,10 +77,10 @@ class Transitions:
     # -- back into the lines ---------------------------------------------------------------------------------------
 
     def abort_and_requeue(
-        self, transaction: Transaction, code: int | None, reason: str, *, slow: bool = False
+        self, transaction: Transaction, code: int | None, reason: str, *, early_ms: int = 0
     ) -> None:
-        """Abort a transaction, and requeue its units and all later units of the same partitions and group offsets.
-        `slow` says that the cluster will not accept the units soon.
+        """Abort a transaction, and requeue its units and all later units of the same partitions and group offsets. The
+        cluster will not accept the units before `early_ms` have passed.
         """
         self.abort(transaction, refused=code in FENCED_CODES)
         self.requeue(transaction)
@@ -93,8 +93,10 @@ class Transitions:
         first.rest()
         # Each attempt in a new transaction appends the records again, so the pauses are long while the cluster refuses
         # the transaction.
-        slow = slow or code in BLOCKING_CODES
-        self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=slow))
+        slow = code in BLOCKING_CODES or early_ms > 0
+        if transaction.is_shared:
+            early_ms = 0  # only one of the units has to wait that long
+        self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=slow, early_ms=early_ms))
 
     def requeue(self, transaction: Transaction) -> None:
         """Set each unit of a transaction back to WAITING, and replace the transaction in each line with its units."""

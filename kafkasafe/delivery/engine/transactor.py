@@ -449,10 +449,10 @@ class Transactor:
         lasting = self._names.failed(lane, action, code, reason)
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
-        early = False
+        early_ms = 0
         if isinstance(action, u.Produce) and code == INVALID_TIMESTAMP:
-            early = self._is_early(lane, action, messages)
-            if early and not action.transaction.is_shared:
+            early_ms = self._early_ms(lane, action, messages)
+            if early_ms and not action.transaction.is_shared:
                 # The broker refuses each batch of the partition. All these refusals count as refusals of the first
                 # batch, because each change of the refused batch would start the duration again.
                 at, now = action.batch.destination, self._context.now()
@@ -471,13 +471,13 @@ class Transactor:
                 self._context.refresh_topics(
                     lane.journal.views.address(number)[0] for number in action.transaction.destinations
                 )
-        lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting, early=early)
+        lane.journal.units.failed(action, code, reason, sent=sent, lasting=lasting, early_ms=early_ms)
 
-    def _is_early(self, lane: Lane, action: u.Produce, messages: Iterable[str]) -> bool:
-        """Whether the broker refused a batch because its timestamps are in the future, and will accept it later."""
-        return isinstance(action.batch, j.Batch) and lane.journal.will_be_due(
-            action.batch, messages, self._context.clock.wall_ms()
-        )
+    def _early_ms(self, lane: Lane, action: u.Produce, messages: Iterable[str]) -> int:
+        """See `Answers.early_ms`."""
+        if not isinstance(action.batch, j.Batch):
+            return 0
+        return lane.journal.early_ms(action.batch, messages, self._context.clock.wall_ms())
 
     @staticmethod
     def _refused(

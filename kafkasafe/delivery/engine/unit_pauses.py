@@ -19,6 +19,13 @@ _SOON_S: Final = 0.01
 is at most n times this long.
 """
 
+_EARLY_S: Final = 600.0
+"""Longest pause of an atomic batch whose timestamps are in the future. Somebody may correct the broker's clock."""
+_SURELY: Final = 6
+"""From this attempt on, an atomic batch waits until the broker accepts its timestamps. The earlier attempts confirm the
+refusal, so that it is reported.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _TopicPause:
@@ -56,6 +63,9 @@ class UnitPauses:
         pause_s = backoff.pause_s(again.attempt)
         if again.code in TRANSACTION_ENDING_CODES and again.attempt <= 6:
             pause_s = min(pause_s, _SOON_S * again.attempt)
+        if again.attempt >= _SURELY:
+            # Each attempt appends the transaction's batches for other partitions to their logs, and aborts them.
+            pause_s = max(pause_s, min(again.early_ms / 1000, _EARLY_S))
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["transaction"] += pause_s
         what = type(again.action).__name__

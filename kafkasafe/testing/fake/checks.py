@@ -33,6 +33,7 @@ _ATTRIBUTES_AT: Final = 22  # the low byte: compression, timestamp type, kind
 _MAX_TIMESTAMP_AT: Final = 35
 _LOG_OVERHEAD: Final = 12
 _LOG_APPEND_TIME: Final = 0x08
+_NO_LIMIT_MS: Final = 2**63 - 1
 _MAX_LISTED: Final = 10  # maximum number of faulty records in an answer
 
 
@@ -182,8 +183,11 @@ def _check_records(data: bytes, header: BatchHeader) -> Columns:
 def _check_timestamps(
     timestamps: list[int], now_ms: int, ahead_ms: int | None, behind_ms: int | None
 ) -> None:
+    earliest = now_ms - (_NO_LIMIT_MS if behind_ms is None else behind_ms)
+    latest = _NO_LIMIT_MS if ahead_ms is None else now_ms + ahead_ms
+    accepted = f"The timestamp should be within [{earliest}, {latest}]"
     wrong = [
-        (index, f"Timestamp {stamp} of record {index} is out of range")
+        (index, f"Timestamp {stamp} of message with offset {index} is out of range. {accepted}")
         for index, stamp in enumerate(timestamps)
         if (ahead_ms is not None and stamp - now_ms > ahead_ms)
         or (behind_ms is not None and now_ms - stamp > behind_ms)
