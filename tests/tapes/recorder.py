@@ -113,7 +113,10 @@ class Tape:
 
     def _show_fields(self, value: Any) -> str:
         kind = type(value)
-        return f"{word(kind)}({', '.join([self.show(getattr(value, name)) for name in _fields(kind)])})"
+        shown = [self.show(getattr(value, name)) for name in _fields(kind)]
+        if kind is u.RetryLater and not value.early_ms:
+            del shown[-1]  # older tapes lack this field
+        return f"{word(kind)}({', '.join(shown)})"
 
     @staticmethod
     def _show_enum(value: enum.Enum) -> str:
