@@ -11,7 +11,7 @@ from kafka import TopicPartition
 from kafkasafe import marks as m
 from kafkasafe import units as u
 from kafkasafe._producing.opening import ProducerParts
-from kafkasafe.config.values import sendable
+from kafkasafe.config.values import as_text, sendable
 from kafkasafe.delivery.batch_offsets import BatchFate, check_settings
 from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.delivery.readings import OffsetClaim
@@ -222,7 +222,8 @@ def is_out(offsets: Any, given: m.GroupOffsets) -> bool:
 
 
 def text_of(what: str, given: Any) -> str:
-    """Return `given` if it is a string that the spool can store and a request can carry; otherwise raise an error.
+    """Return `given` if it is a string that the spool can store and a request can carry; otherwise raise an error. For
+    a member of an enum of strings, return its text.
 
     Raises:
         TypeError: `given` is not a string.
@@ -230,7 +231,7 @@ def text_of(what: str, given: Any) -> str:
     """
     if not isinstance(given, str):
         raise TypeError(f"{what}: must be a string, not {given!r}")
-    return sendable(what, given)
+    return sendable(what, as_text(given))
 
 
 def _number(what: str, given: Any, *, most: int, least: int = 0) -> int:
