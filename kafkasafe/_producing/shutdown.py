@@ -163,21 +163,24 @@ class Shutdown:
         return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
-        if self._lifecycle.closed is None:
-            if self._pump.is_current_thread():
-                self._close_on_pump(timeout, patience)
-                return
-        elif not self._takes_over():
-            self._await_closer(timeout)
-            return
-        self._closer = threading.current_thread()
-        try:
-            self._close_first(timeout, patience)
-        finally:
-            self._closer = None
-            self._pump.ledger.waiters.notify_all()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        begun = self._lifecycle.closed is not None
+        if self._pump.is_current_thread():
+            if not begun:
+                self._close_on_pump(deadline, patience)
+        elif begun and self._delivery.callbacks.is_current_thread():
+            pass  # the thread that closes the producer waits for this one
+        elif begun and not self._takes_over():
+            self._await_closer(timeout, deadline)
+        else:
+            self._closer = threading.current_thread()
+            try:
+                self._close_first(timeout, deadline, patience)
+            finally:
+                self._closer = None
+                self._pump.ledger.waiters.notify_all()
 
-    def _close_on_pump(self, timeout: float | None, patience: Patience) -> None:
+    def _close_on_pump(self, deadline: float | None, patience: Patience) -> None:
         """Close on the pump's thread, where a hook or a log handler has called `close`.
 
         The pump must not wait for itself, so it goes on to deliver, and ends after the same time as any other `close`.
@@ -192,13 +195,11 @@ class Shutdown:
             self._seal_for_good()
         finally:
             # Finish even after an error: once the lifecycle has ended, a later call of `close` does not seal.
-            self._leave_to_pump(patience, float("inf") if timeout is None else time.monotonic() + timeout)
+            self._leave_to_pump(patience, float("inf") if deadline is None else deadline)
 
     def _takes_over(self) -> bool:
         """Return whether the calling thread has to finish what `close` began on the pump's thread. True only once."""
-        if not self._closed_on_pump or self._pump.is_current_thread():
-            return False
-        if self._delivery.callbacks.is_current_thread():
+        if not self._closed_on_pump:
             return False
         try:
             self._kept.pop()
@@ -207,19 +208,15 @@ class Shutdown:
         self._closed_on_pump = False
         return True
 
-    def _await_closer(self, timeout: float | None) -> None:
+    def _await_closer(self, timeout: float | None, deadline: float | None) -> None:
         """If another thread is closing the producer, wait until the records are durable, and then until that thread
         has finished, or until the timeout.
 
-        Return at once on the callback thread and on the pump's thread, because the thread that closes the producer
-        waits for both. If a signal handler has interrupted `close` on this thread, wait only until the records are
-        durable, because the handler may end the process.
+        If a signal handler has interrupted `close` on this thread, wait only until the records are durable, because the
+        handler may end the process.
         """
-        if self._pump.is_current_thread() or self._delivery.callbacks.is_current_thread():
-            return
         closer = self._closer
         if closer is not None:
-            deadline = None if timeout is None else time.monotonic() + timeout
             with self._accumulator.released():
                 self._seal_for_good()  # the other thread may not have sealed the open batches yet
                 self._await_disk(timeout, deadline)
@@ -238,9 +235,8 @@ class Shutdown:
         closer = self._closer
         return closer is not None and closer.is_alive()
 
-    def _close_first(self, timeout: float | None, patience: Patience) -> None:
+    def _close_first(self, timeout: float | None, deadline: float | None, patience: Patience) -> None:
         pump = self._pump
-        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             self._refuse_more()
             with self._accumulator.released():

@@ -29,6 +29,16 @@ class TwoClusters(World):
         else:
             self.cluster.create_topic("orders", 1)
 
+    def leave_waiting(self, topic: str) -> None:
+        """A record is delivered to `orders`, another one waits for `topic` on disk, and the other cluster answers."""
+        life = self.start()
+        self.deliver(life, b"0")
+        self.set_outage(True)
+        life.send(topic, 0, [b"1"])
+        self.run(1)
+        self.kill(life)
+        self.lead_to("other")
+
     def deliver(self, life: Life, value: bytes) -> None:
         parcel = life.send("orders", 0, [value])
         assert self.run(60, lambda: parcel.done)
@@ -173,13 +183,7 @@ def test_another_cluster_creates_no_topics():
     topic, and the brokers of another cluster answer. They create topics automatically.
     """
     world = TwoClusters()
-    first = world.start()
-    world.deliver(first, b"0")
-    world.set_outage(True)
-    first.send("waits", 0, [b"1"])
-    world.run(1)
-    world.kill(first)
-    world.lead_to("other")
+    world.leave_waiting("waits")
     world.set_outage(False)
     second = world.start()
     second.send("new", 0, [b"2"])
@@ -198,13 +202,7 @@ def test_partitions_of_another_cluster_are_not_chosen():
     metadata, and the engine's timer looks at these before the engine takes the message about them.
     """
     world = TwoClusters()
-    first = world.start()
-    world.deliver(first, b"0")
-    world.set_outage(True)
-    first.send("orders", 0, [b"1"])
-    world.run(1)
-    world.kill(first)
-    world.lead_to("other")
+    world.leave_waiting("orders")
     world.cluster.create_topic("many", 7)
     world.set_outage(False)
     second = world.start()
