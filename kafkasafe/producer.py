@@ -301,12 +301,12 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
         `close` also waits for the records of earlier producers in this spool directory. With the default directory,
-        `close` also waits for records in the directories next to this one. Undelivered records stay on disk, and the
-        next producer on the directory delivers them. For each directory, a warning gives the number of undelivered
-        records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again
-        does nothing. If another thread is closing the producer, `close` waits for that thread, for at most `timeout`;
-        on the callback thread it returns at once. At the end of the interpreter, open producers are closed
-        automatically.
+        `close` also waits for records in the directories next to this one. If an atomic batch was given up, `close`
+        waits until the cluster has aborted the batch's transaction. Undelivered records stay on disk, and the next
+        producer on the directory delivers them. For each directory, a warning gives the number of undelivered records.
+        With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again does
+        nothing. If another thread is closing the producer, `close` waits for that thread, for at most `timeout`; on the
+        callback thread it returns at once. At the end of the interpreter, open producers are closed automatically.
 
         In `on_event` and `on_rejected`, `close` refuses further records and returns. The producer's thread then
         delivers in the background, and ends when `close` would have returned. A later call of `close` on another thread

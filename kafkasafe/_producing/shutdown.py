@@ -327,11 +327,11 @@ class Shutdown:
 
             def look_up(planned: float = planned) -> bool:
                 # The end of the wait may move to an earlier time, for example after a large lane was read.
-                return pump.ledger.idle() or end() < planned
+                return pump.idle() or end() < planned
 
             pump.wait(look_up, max(0.0, planned - time.monotonic()))
             if (
-                pump.ledger.idle()
+                pump.idle()
                 or pump.ledger.failure is not None
                 or pump.ledger.errors.undecidable
                 or pump.ledger.wrong_cluster is not None

@@ -441,7 +441,7 @@ class Pump:
             return False
         hopeless = self.ledger.errors.undecidable or self.ledger.wrong_cluster is not None
         return (
-            (self.ledger.idle() and not self._inbox)
+            (self.idle() and not self._inbox)
             or hopeless
             or self._retires_at(self._retiring) <= time.monotonic()
         )
@@ -573,6 +573,10 @@ class Pump:
     def refresh_topic(self, topic: str) -> None:
         """Requests a topic's metadata. If brokers create topics automatically, this request creates the topic."""
         self.engine.topics.want(topic)
+
+    def idle(self) -> bool:
+        """Whether `close` has nothing left to wait for. Any thread may call this method."""
+        return self.engine.idle()
 
     def patience_ends(self, patience: Patience, began: float) -> float:
         """The deadline, in monotonic seconds, of a caller that began to wait for deliveries at `began`."""

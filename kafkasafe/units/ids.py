@@ -86,6 +86,11 @@ class TransactionalIds:
         """The number of ids that will be free once InitProducerId for them is answered."""
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
+    @property
+    def aborts(self) -> bool:
+        """Whether a transaction is being aborted, so that it may still be open. Any thread may call it."""
+        return any(tid.aborting for tid in list(self._known.values()))
+
     def is_open(self, destination: int) -> bool:
         """Whether this partition has a transaction that may still be open, or whose end is not durable yet."""
         return any(

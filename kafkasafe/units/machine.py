@@ -91,6 +91,11 @@ class Units:
         """All unfinished units, in the order in which they were accepted. Any thread may call it."""
         return self.lines.all
 
+    @property
+    def aborts(self) -> bool:
+        """See `TransactionalIds.aborts`. Any thread may call it."""
+        return self.ids.aborts
+
     def held_up(self, unit: Unit) -> bool:
         """Whether `decide` also keeps this unit waiting: an earlier unit in one of its lines, or another unit of its
         transaction, is left unfinished.

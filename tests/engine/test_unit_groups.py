@@ -9,6 +9,7 @@ from kafkasafe import marks as m
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.fake.groups import Group, GroupState, Member
+from kafkasafe.testing.fake.transactions import TransactionMetadata, TxnState
 
 PLACE = ("in", 0)
 
@@ -25,6 +26,12 @@ def started(version: str, **options):
 
 def to(offset: int, *, generation: int = 1, partition: int = 0) -> tuple[m.GroupOffsets, ...]:
     return (m.GroupOffsets("g", "me", generation, None, (m.Position("in", partition, offset),)),)
+
+
+def transactions(world: World) -> list[TransactionMetadata]:
+    known = world.cluster._handler.transactions._known
+    assert known
+    return list(known.values())
 
 
 def offset_of(group: Group) -> int:
@@ -57,6 +64,19 @@ def test_the_offset_of_a_group_never_goes_back_while_a_leader_is_away(version):
     assert seen == sorted(seen)
     assert seen[-1] == 20
     assert (first.error, second.error) == (None, None)
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_close_waits_until_the_transaction_of_a_dropped_unit_is_aborted(version):
+    """It ended before it asked: consumers with `read_committed` got nothing for `transaction_timeout_ms`."""
+    world, life, group = started(version)
+    dropped = life.unit(("orders", 0, [b"1"]), offsets=to(10))[0]
+    group.generation = 2
+    assert world.run(60, lambda: dropped.done)
+    assert type(dropped.error) is BatchDroppedError
+    assert not life.engine.idle()
+    assert world.run(60, life.engine.idle)
+    assert all(known.state is not TxnState.ONGOING for known in transactions(world))
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])

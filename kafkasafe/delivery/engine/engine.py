@@ -323,6 +323,15 @@ class Engine:
             if self.ledger.waiters:
                 self._lanes.adopt_now()
 
+    def idle(self) -> bool:
+        """Whether `close` has nothing left to wait for: see `Ledger.idle`. `close` also waits until the cluster has
+        aborted the transactions of atomic batches that were given up, because consumers with `read_committed` stop at
+        an open transaction. Any thread may call this method.
+        """
+        return self.ledger.idle() and not any(
+            lane.journal.units.aborts for lane in tuple(self._context.lanes)
+        )
+
     def patience_ends(self, patience: Patience, began: float) -> float:
         """The deadline, in monotonic seconds, of a caller that began to wait at `began`. Any thread may call this
         method.

@@ -141,6 +141,7 @@ class Transactor:
         elif after is not None and after.protocol >= 2:
             # EndTxn has already returned a new epoch.
             lane.journal.units.fenced(action, u.Grant(after.producer_id, after.epoch, after.protocol))
+            self._ledger.waiters.notify_all()  # `close` may wait for the end of the transaction
         else:
             self._init(
                 lane,
