@@ -76,7 +76,7 @@ def test_a_member_goes_on_with_another_lane(fake_kafka, servers, first, tmp_path
             copy_on(fake_kafka, consumer, producer, 20)
             SafeProducer(**first).close()
             copy_on(fake_kafka, consumer, producer, RECORDS)
-    assert output(servers) == list(range(RECORDS))
+    assert output(fake_kafka) == list(range(RECORDS))
 
 
 def test_a_member_that_goes_on_with_the_same_lane_stays_in_its_group(fake_kafka, servers, first):
@@ -89,7 +89,7 @@ def test_a_member_that_goes_on_with_the_same_lane_stays_in_its_group(fake_kafka,
         with SafeProducer(**first) as producer:
             copy_on(fake_kafka, consumer, producer, RECORDS)
         assert consumer.group_metadata() == before
-    assert output(servers) == list(range(RECORDS))
+    assert output(fake_kafka) == list(range(RECORDS))
 
 
 def test_assign_is_refused_while_another_directory_has_a_batch(fake_kafka, servers, first, tmp_path):
@@ -110,7 +110,7 @@ def test_assign_is_refused_while_another_directory_has_a_batch(fake_kafka, serve
         with pytest.raises(BatchDroppedError, match="read again"):
             batch.send_offsets(consumer)
         copy_on(fake_kafka, consumer, producer, RECORDS)
-    assert output(servers) == list(range(RECORDS))
+    assert output(fake_kafka) == list(range(RECORDS))
 
 
 def test_assign_waits_for_a_batch_that_the_producer_adopts(fake_kafka, servers, first, tmp_path):
@@ -120,7 +120,7 @@ def test_assign_waits_for_a_batch_that_the_producer_adopts(fake_kafka, servers, 
         leave_a_batch(fake_kafka, consumer, first)
         copy_on(fake_kafka, consumer, producer, RECORDS)
     SafeProducer(**first).close()
-    assert output(servers) == list(range(RECORDS))
+    assert output(fake_kafka) == list(range(RECORDS))
 
 
 @pytest.mark.parametrize("how", ["subscribe", "assign"])
@@ -156,7 +156,7 @@ def test_a_batch_waits_for_the_outcome_of_another_producers_batch(
         assert waits.succeeded()
         batch.commit().get(60)
         copy_on(fake_kafka, consumer, two, RECORDS)
-    assert output(servers) == list(range(RECORDS))
+    assert output(fake_kafka) == list(range(RECORDS))
 
 
 def test_a_batch_is_refused_while_another_producers_batch_is_open(servers, first, tmp_path):

@@ -33,7 +33,9 @@ def servers(fake_kafka, tmp_path):
     return fake_kafka.bootstrap_servers
 
 
-def output(servers):
+def output(fake_kafka):
+    fake_kafka.wait_for_markers()
+    servers = fake_kafka.bootstrap_servers
     return [int(value) for value in read_values(servers, "out", isolation_level="read_committed")[0]]
 
 
@@ -106,7 +108,7 @@ def test_what_a_dropped_batch_had_is_read_again_and_comes_once(fake_kafka, serve
                 break
         consumer.close()
         producer.flush(60)
-    assert output(servers) == list(range(RECORDS))
+    assert output(fake_kafka) == list(range(RECORDS))
     assert drops or kind is SafeConsumer
 
 
@@ -278,7 +280,7 @@ def test_what_a_closed_producer_left_and_another_delivered_is_not_copied_again(
             with pytest.raises(BatchDroppedError, match="read again"):
                 batch.send_offsets(consumer)
             copy_next(consumer, third, [10, 11, 12, 13, 14]).get(60)
-    assert output(servers) == list(range(15))
+    assert output(fake_kafka) == list(range(15))
 
 
 def test_what_a_closed_producer_left_is_not_copied_again_after_a_rejected_batch(
@@ -323,7 +325,7 @@ def test_what_a_closed_producer_left_is_not_copied_again_after_a_rejected_batch(
                 with pytest.raises(BatchDroppedError, match="read again"):
                     batch.send_offsets(consumer)
                 copy_next(consumer, third, [10, 11, 12]).get(60)
-    assert output(servers) == list(range(13))
+    assert output(fake_kafka) == list(range(13))
 
 
 def leave_a_batch(fake_kafka, consumer, options):

@@ -36,7 +36,9 @@ class Side:
         self.cluster = cluster
         self.topic = f"f-{uuid.uuid4().hex[:8]}"
         cluster.create_topic(
-            self.topic, assignments={0: [LEADER, FOLLOWER]}, config={"min.insync.replicas": 1}
+            self.topic,
+            assignments={0: [LEADER, FOLLOWER]},
+            config={"min.insync.replicas": 1, "retention.ms": -1},
         )
         cluster.wait_in_sync(self.topic)
 

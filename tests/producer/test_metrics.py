@@ -115,7 +115,7 @@ def test_a_scrape_counts_what_happened(kafka, tmp_path):
 
 
 def test_an_outage_is_seen_and_the_next_life_counts_what_it_found(broker, producers):
-    topic = harness.new_topic(broker.cluster, 1)
+    topic = harness.new_topic(broker.cluster, 1, config={"retention.ms": -1})
     registry = CollectorRegistry()
     options = {
         "spool_max_bytes": 16 << 20,

@@ -60,16 +60,17 @@ def test_ctrl_c_anywhere_in_send(kafka, producers, interrupting):
     number, interrupts, chance = 0, 0, random.Random(7)
     end = time.monotonic() + 2
     while time.monotonic() < end:
-        # Again after a second: what is raised in a callback of the garbage collector (hypothesis has one) is not seen.
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02), 1.0)
         try:
+            # Again after a second: what is raised in a callback of the garbage collector (hypothesis has one) is not
+            # seen. The timer is set in here: on a busy machine it is over before the next line.
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02), 1.0)
             while True:
                 number += 1
                 producer.send(topic, b"%d" % number)
                 accepted.append(number)
         except interrupting:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             interrupts += 1
-    signal.setitimer(signal.ITIMER_REAL, 0)
     closing = threading.Thread(target=producer.close, daemon=True)
     closing.start()
     closing.join(30)

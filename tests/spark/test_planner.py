@@ -395,7 +395,7 @@ def test_only_what_is_stable_is_read_committed(brokers: KafkaCluster) -> None:
 
 
 def test_headers_nulls_and_times_are_as_sparks_own_source_gives_them(brokers: KafkaCluster) -> None:
-    topic = new_topic(brokers)
+    topic = new_topic(brokers, config={"retention.ms": -1})
     with sourcing.producing(brokers) as producer:
         producer.produce(topic, None, key=b"k", partition=0, timestamp=1_700_000_000_123)
         producer.produce(
