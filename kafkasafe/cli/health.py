@@ -25,7 +25,7 @@ from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
-from kafkasafe.spool.inspection import Inspected, start_error
+from kafkasafe.spool.inspection import Inspected, start_error, with_same_id
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.lanes.lock import LOCK_NAME
@@ -69,10 +69,14 @@ def health(
     troubles = cluster_trouble(lanes)
     seen_lanes = []
     damaged = []
+    lane_ids = {}
     for _, number, found in inspected(lanes, troubles):
         seen_lanes.append(_seen(lanes, number, found))
+        lane_ids[lanes.lane_path(number).name] = found.lane_id
         if found.untold:
             damaged.append(number)
+    same = with_same_id(lane_ids)
+    seen_lanes = [dataclasses.replace(lane, same_lane_id=same[lane.name]) for lane in seen_lanes]
     unreadable = [lanes.number_of(name) for name, _ in troubles]
     free, read_only = _volume(lanes)
     verdict = spool_health(

@@ -32,6 +32,7 @@ class LaneSeen:
             `resolve_undecidable`.
         rejected_records: Number of records in `rejected/`, including those in deleted files.
         damaged: Number of damaged ranges and unreadable files.
+        same_lane_id: The other lanes with the same lane id: one of these lanes is the original, the rest are copies.
     """
 
     name: str
@@ -44,6 +45,7 @@ class LaneSeen:
     undecidable_batches: int
     rejected_records: int
     damaged: int
+    same_lane_id: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def spool_health(seen: SpoolSeen) -> SpoolHealth:
         *(HealthReason("unreadable", text) for text in seen.unreadable),
         *_of_lanes(seen, "damaged", _damaged),
         *_of_lanes(seen, "rejected", _rejected),
+        *_of_lanes(seen, "copied", _copied),
         *_of_lanes(seen, "no_owner", _unowned),
         *_of_lanes(seen, "too_old", _too_old),
     ]
@@ -192,8 +195,14 @@ def _rejected(_: SpoolSeen, lane: LaneSeen) -> str:
     )
 
 
+def _copied(_: SpoolSeen, lane: LaneSeen) -> str:
+    if not lane.same_lane_id:
+        return ""
+    return f"it has the same lane id as {', '.join(lane.same_lane_id)}: see kafkasafe spool verify"
+
+
 def _unowned(_: SpoolSeen, lane: LaneSeen) -> str:
-    if lane.owner_pid or lane.strays_to or not lane.waiting_records:
+    if lane.owner_pid or lane.strays_to or lane.same_lane_id or not lane.waiting_records:
         return ""
     return (
         f"{_counted(lane.waiting_records, 'record')} that no process delivers: start a producer on the directory, or"

@@ -616,6 +616,9 @@ def test_a_lane_that_is_a_copy_of_another_one_is_named(capsys, lane):
     SpoolDirectory.open(directory, files=OsFiles()).take_lane(
         2
     ).release()  # an empty lane is no copy of anything
+    code, out, _ = run(capsys, "health", directory)
+    assert code == 1
+    assert "warning: copied: lane-004: it has the same lane id as lane-000" in out
     for command in (["spool", "verify"], ["doctor"]):
         before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
         code, out, _ = run(capsys, *command, directory)

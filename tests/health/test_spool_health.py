@@ -76,6 +76,7 @@ def test_what_keeps_a_producer_from_accepting(lane, changes, name):
         ({"damaged": 1}, {}, "damaged"),
         ({"rejected_records": 3}, {}, "rejected"),
         ({"owner_pid": 0}, {}, "no_owner"),
+        ({"owner_pid": 0, "same_lane_id": ["lane-001"]}, {}, "copied"),
         ({}, {"max_age_s": 59.0}, "too_old"),
     ],
 )
