@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import itertools
 import signal
 import sys
 import threading
@@ -22,6 +24,22 @@ from kafkasafe.errors import ProducerClosedError
 from kafkasafe.testing import FakeCluster
 
 HERE = str(Path(kafkasafe.__file__).parent)
+
+
+@functools.cache
+def ends_of_with(code):
+    """Offsets of the instructions that leave the blocks of `with` statements, as far as no exception leaves them.
+
+    Python looks for signals at none of them. A trace function that raises there leaves a lock locked.
+    """
+    instructions = list(dis.get_instructions(code))
+    found = set()
+    for index in range(len(instructions) - 2):
+        arguments = instructions[index : index + 3]
+        if all(each.opname == "LOAD_CONST" and each.argval is None for each in arguments):
+            before = itertools.takewhile(lambda each: each.opname == "SWAP", reversed(instructions[:index]))
+            found |= {each.offset for each in (arguments[0], *before)}
+    return found
 
 
 class At:
@@ -45,7 +63,7 @@ class At:
         return self._functions[1] if frame.f_code.co_filename.startswith(HERE) else None
 
     def _line(self, frame, event, _):
-        if event == "line" and self.place is None:
+        if event == "line" and self.place is None and frame.f_lasti not in ends_of_with(frame.f_code):
             self._left -= 1
             if self._left <= 0:
                 self.place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
