@@ -80,6 +80,30 @@ def test_close_waits_until_the_transaction_of_a_dropped_unit_is_aborted(version)
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_the_transaction_of_a_dropped_unit_of_an_adopted_lane_is_aborted(version):
+    """The lane was released first, and nobody repeated the request to abort the transaction, whose answer got lost."""
+    world, sibling, group = started(version, client_id="b")
+    worker = world.start(client_id="a")
+    world.set_outage(True)
+    head = worker.unit(("orders", 0, [b"1"]), offsets=to(10))[0]
+    assert world.run(10, lambda: head.durable)
+    world.kill(worker)
+    assert world.run(30, lambda: len(sibling.context.lanes) == 2)
+    adopted = sibling.context.lanes[1].journal
+    group.generation = 2
+    world.set_outage(False)
+    assert world.run(60, lambda: not adopted.views.unfinished)
+    world.set_outage(True)
+    world.run(3)
+    assert not sibling.engine.idle()
+    assert sibling.engine.ledger.settled(sibling.engine.ledger.last_number()), "flush waits only for records"
+    world.set_outage(False)
+    assert world.run(20, sibling.engine.idle)
+    assert len(sibling.context.lanes) == 1
+    assert all(known.state is not TxnState.ONGOING for known in transactions(world))
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
 def test_what_a_dropped_unit_would_have_moved_the_group_over_is_not_passed(version):
     """The consumer has kept its partition, and its next batch is of the generation that the group is in."""
     world, life, group = started(version)

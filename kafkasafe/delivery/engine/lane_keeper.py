@@ -289,8 +289,18 @@ class LaneKeeper:
 
     def _release_drained(self) -> None:
         for lane in [lane for lane in self._context.lanes if not lane.own]:
-            if not lane.journal.views.unfinished and not lane.journal.views.doubted:
+            if lane.journal.views.unfinished or lane.journal.views.doubted:
+                continue
+            if lane.journal.units.aborts:
+                # The next owner does not know of this transaction. So keep the lane, to repeat a request that fails.
+                self._settle(lane)
+            else:
                 self._release(lane)
+
+    def _settle(self, lane: Lane) -> None:
+        """Let `flush` no longer wait for this lane."""
+        if lane.lock.path.parent == self._context.directory.path:
+            self._ledger.lanes.settle(lane.lock.number)
 
     def _release(self, lane: Lane) -> None:
         self._context.lanes.remove(lane)
@@ -299,8 +309,7 @@ class LaneKeeper:
         self._endings.publish_refused()
         self.close_lane(lane)
         self._ledger.lanes.forget(lane.lock.path)
-        if lane.lock.path.parent == self._context.directory.path:
-            self._ledger.lanes.settle(lane.lock.number)
+        self._settle(lane)
 
     def _look_for_dead(self) -> None:
         directory = self._context.directory
