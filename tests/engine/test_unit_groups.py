@@ -80,6 +80,30 @@ def test_close_waits_until_the_transaction_of_a_dropped_unit_is_aborted(version)
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+@pytest.mark.parametrize("successor", [False, True])
+def test_close_is_woken_when_the_transaction_of_a_dropped_unit_is_over(version, successor):
+    """It slept for five seconds more if another producer had taken the transactional id over."""
+    world, life, group = started(version)
+    dropped = life.unit(("orders", 0, [b"1"]), offsets=to(10), transactional_id="mine")[0]
+    group.generation = 2
+    assert world.run(60, lambda: dropped.done)
+    assert not life.engine.idle()
+    if successor:
+        handler = world.cluster._handler.transactions
+        handler.markers_take_ms = 0
+        handler.init("mine", 60_000, (-1, -1), old_epoch=90, now_ms=world.cluster.now_ms())
+    woken = []
+
+    class Caller:
+        def set(self) -> None:
+            woken.append(life.engine.idle())
+
+    life.engine.ledger.waiters.add(Caller())
+    assert world.run(60, life.engine.idle)
+    assert woken[-1:] == [True]
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
 def test_the_transaction_of_a_dropped_unit_of_an_adopted_lane_is_aborted(version):
     """The lane was released first, and nobody repeated the request to abort the transaction, whose answer got lost."""
     world, sibling, group = started(version, client_id="b")

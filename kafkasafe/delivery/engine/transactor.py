@@ -141,7 +141,6 @@ class Transactor:
         elif after is not None and after.protocol >= 2:
             # EndTxn has already returned a new epoch.
             lane.journal.units.fenced(action, u.Grant(after.producer_id, after.epoch, after.protocol))
-            self._ledger.waiters.notify_all()  # `close` may wait for the end of the transaction
         else:
             self._init(
                 lane,
@@ -357,6 +356,8 @@ class Transactor:
                     # A `TransactionAnswer` (AddOffsetsToTxn) does not show whether the group accepts the offsets.
                     self._names.accepted(lane, action)
                 self._succeeded(lane, action, answer)
+        if isinstance(action, u.InitProducerId) and self._ledger.waiters:
+            self._ledger.waiters.notify_all()  # `close` may wait until the transaction of a given-up batch is aborted
 
     def _unanswered(self, lane: Lane, action: u.Request, step: str, failure: t.Failure) -> None:
         units = lane.journal.units
