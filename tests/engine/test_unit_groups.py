@@ -7,7 +7,9 @@ from virtual import World
 
 from kafkasafe import marks as m
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.spool import Spool
+from kafkasafe.testing.fake.checks import RefusedError
 from kafkasafe.testing.fake.groups import Group, GroupState, Member
 from kafkasafe.testing.fake.transactions import TransactionMetadata, TxnState
 
@@ -101,6 +103,28 @@ def test_close_is_woken_when_the_transaction_of_a_dropped_unit_is_over(version, 
     life.engine.ledger.waiters.add(Caller())
     assert world.run(60, life.engine.idle)
     assert woken[-1:] == [True]
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+@pytest.mark.parametrize("code", [14, 15, 16])
+def test_close_does_not_wait_for_a_group_whose_coordinator_is_away(version, code, monkeypatch):
+    """The steps of the transactions, which were repeated every few seconds, counted as progress: `close` never ended."""
+    world, life, _ = started(version)
+
+    def refuse(group, *_):
+        if group == "g":
+            raise RefusedError(code)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cluster._handler.transactions, "check_log_of_offsets", refuse)
+        heads = [life.unit(("orders", number, [b"1"]), offsets=to(10 + number))[0] for number in (0, 1)]
+        world.run(20)
+        patience, began = Patience(idle_s=5.0, pause_s=0.0), world.time.monotonic()
+        assert world.run(60, lambda: world.time.monotonic() >= life.engine.patience_ends(patience, began))
+        assert not life.engine.idle()
+    assert world.run(60, lambda: all(head.done for head in heads))
+    assert [head.error for head in heads] == [None, None]
+    assert world.run(60, life.engine.idle)
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])

@@ -11,6 +11,7 @@ from kafkasafe import journal as j
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.parcels import Parcel
 from kafkasafe.delivery.engine.refused_name import NameRefusals
+from kafkasafe.delivery.engine.unit_progress import UnitProgress
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.spool import Spool
@@ -445,6 +446,7 @@ class Lane:
     """By the id of a unit (atomic batch): its head parcels, which have no records and carry the outcome of the whole
     unit.
     """
+    unit_progress: UnitProgress = field(default_factory=UnitProgress)
     names: NameRefusals = field(default_factory=NameRefusals)
     rejections: Rejections = field(default_factory=Rejections)
     handover: Handover = field(default_factory=Handover)

@@ -351,11 +351,16 @@ class Transactor:
             case _ if answer.error_code:
                 self._refused_by_broker(lane, action, answer)
             case _:
-                self._context.progress.note()
                 if not isinstance(answer, x.TransactionAnswer):
                     # A `TransactionAnswer` (AddOffsetsToTxn) does not show whether the group accepts the offsets.
                     self._names.accepted(lane, action)
+                is_first_grant = isinstance(action, u.InitProducerId) and action.tid.former is None
                 self._succeeded(lane, action, answer)
+                if is_first_grant or (
+                    isinstance(action, (u.AddPartitions, u.Produce, u.CommitOffsets))
+                    and lane.unit_progress.goes_further(action.transaction)
+                ):
+                    self._context.progress.note()
         if isinstance(action, u.InitProducerId) and self._ledger.waiters:
             self._ledger.waiters.notify_all()  # `close` may wait until the transaction of a given-up batch is aborted
 
@@ -420,7 +425,6 @@ class Transactor:
                 raise AssertionError(f"{answer} is not an answer to {action}")
 
     def _look_at_log(self, lane: Lane, action: u.FindOutcome, answer: t.RecordsFetched) -> None:
-        self._context.progress.note()
         self._names.accepted(lane, action)
         code = answer.error_code
         if not code:

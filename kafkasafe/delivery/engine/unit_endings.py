@@ -83,6 +83,8 @@ class UnitEndings:
         already finished.
         """
         for unit, fate in ended:
+            self._context.progress.note()
+            lane.unit_progress.end(unit.unit_id)
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value
             self._context.stats.units[outcome] += 1
