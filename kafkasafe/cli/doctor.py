@@ -62,6 +62,7 @@ _WORDS: Final = {
     Finding.NOT_ANSWERED: "NOT KNOWN",
     Finding.NOT_SENT: "NEVER SENT",
 }
+_WITHOUT_OUTCOME: Final = frozenset({Finding.UNDECIDABLE, Finding.NOT_ANSWERED})
 
 
 app = app_of_command()
@@ -224,17 +225,21 @@ def _settings(
         ) as admin:
             by_topic, broker, replicas = settings_of(admin, topics)
     except KafkaError as error:
-        # The user may have the permission to produce, but not to read settings.
-        why = f"they cannot be read: {in_words(error)}"
-        return [("", Concern("note", "settings", "", why, "the permission DESCRIBE_CONFIGS"))]
+        return [("", _unreadable(in_words(error), "the permission DESCRIBE_CONFIGS"))]
     found = []
+    if replicas and not broker:
+        fix = "the permission DESCRIBE_CONFIGS on the cluster"
+        found.append(("", _unreadable("the cluster does not show those of brokers to this user", fix)))
     for name in topics:
         if name not in replicas:
-            concern = Concern(
-                "note", "topic", name, "the cluster does not have it", "create it, or wait for it"
-            )
+            reason = "the cluster does not have it, or does not show it to this user"
+            fix = "create it, grant DESCRIBE on it, or wait for it"
+            concern = Concern("note", "topic", name, reason, fix)
             found.append((name, concern))
             continue
+        if not by_topic.get(name):
+            fix = "the permission DESCRIBE_CONFIGS on the topic"
+            found.append((name, _unreadable("the cluster does not show them to this user", fix)))
         found += [
             (name, concern)
             for concern in concerns_of(
@@ -246,6 +251,11 @@ def _settings(
             )
         ]
     return found
+
+
+def _unreadable(why: str, fix: str) -> Concern:
+    """The user may have the permission to produce, but not to read settings."""
+    return Concern("note", "settings", "", f"they cannot be read: {why}", fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +291,9 @@ class DiagnosedLane:
         yield from rejected_lines(content.rejected_records, content.rejected_unreadable)
         yield from missing_lines(content.rejected_missing)
         yield from copy_lines(self.same_lane_id)
-        yield from _sum_lines(batches)
-        if len(batches) > _FEW and not every:
+        sums_only = len(batches) > _FEW and not every
+        yield from _sum_lines(batches, with_reasons=sums_only)
+        if sums_only:
             yield f"  --all shows each of the {counted(len(batches), 'batch')}, with the proof"
             return
         for examined in batches:
@@ -332,21 +343,25 @@ def _row(examined: Examined) -> dict[str, Any]:
     }
 
 
-def _sum_lines(found: Sequence[Examined]) -> Iterator[str]:
+def _sum_lines(found: Sequence[Examined], *, with_reasons: bool) -> Iterator[str]:
     """Yields a line for each destination and finding, with the numbers of records and batches. Findings that need an
-    operator come first.
+    operator come first. With `with_reasons`, the line about batches without a known outcome ends with the reason,
+    unless the reasons of the batches differ.
     """
-    sums: dict[tuple[Finding, str], list[int]] = {}
+    sums: dict[tuple[Finding, str], list[Examined]] = {}
     for examined in found:
         where = address_of(examined.batch.topic, examined.batch.partition)
-        counts = sums.setdefault((examined.verdict.finding, where), [0, 0])
-        counts[0] += examined.batch.records
-        counts[1] += 1
+        sums.setdefault((examined.verdict.finding, where), []).append(examined)
     order = list(_WORDS)
 
-    def rank(item: tuple[tuple[Finding, str], list[int]]) -> tuple[bool, int, str]:
+    def rank(item: tuple[tuple[Finding, str], list[Examined]]) -> tuple[bool, int, str]:
         (finding, where), _ = item
         return finding is not Finding.UNDECIDABLE, order.index(finding), where
 
-    for (finding, where), (records, batches) in sorted(sums.items(), key=rank):
-        yield f"  {where}: {_WORDS[finding]}: {counted(records, 'record')} in {counted(batches, 'batch')}"
+    for (finding, where), alike in sorted(sums.items(), key=rank):
+        records = sum(examined.batch.records for examined in alike)
+        reasons = {examined.verdict.evidence for examined in alike}
+        reason = ""
+        if with_reasons and finding in _WITHOUT_OUTCOME and len(reasons) == 1:
+            reason = f": {reasons.pop()}"
+        yield f"  {where}: {_WORDS[finding]}: {counted(records, 'record')} in {counted(len(alike), 'batch')}{reason}"

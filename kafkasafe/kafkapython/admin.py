@@ -64,7 +64,8 @@ def settings_of(
     """Return the settings of the topics, the settings of one broker, and the replication factor of each topic. If the
     partitions of a topic have different numbers of replicas, the replication factor is the smallest of these numbers.
 
-    Topics that do not exist are left out.
+    Topics that do not exist are left out. Settings are empty if the user may not read them: a broker answers with an
+    error for the topic or broker, which kafka-python leaves out.
 
     Raises:
         KafkaError: The settings cannot be read.

@@ -30,6 +30,7 @@ from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.rejected import RejectedStore
 from kafkasafe.spool.rejected_format import Refused, encode
 from kafkasafe.spool.spool import Spool
+from kafkasafe.testing.fake import FakeCluster
 
 
 def open_spool(path, on_corrupt="raise"):
@@ -880,11 +881,67 @@ def test_doctor_sums_up_what_is_many(capsys, tmp_path):
     code, out, _ = run(capsys, "doctor", tmp_path / "spool")
     assert code == 0
     assert out.splitlines()[1:] == [
-        "  orders-2: NOT KNOWN: 8 records in 4 batches",
+        "  orders-2: NOT KNOWN: 8 records in 4 batches: the cluster was not asked",
         "  orders-2: NEVER SENT: 16 records in 8 batches",
         "  --all shows each of the 12 batches, with the proof",
     ]
     assert run(capsys, "doctor", tmp_path / "spool", "--all")[1].count(" at position ") == 12
+
+
+def test_doctor_says_why_the_outcome_of_many_batches_is_not_known(capsys, tmp_path):
+    """Of a partition without a leader, only the numbers of records and batches were shown."""
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("stuck", assignments={0: [2]})
+        with SafeProducer(
+            bootstrap_servers=cluster.bootstrap_servers, spool_dir=tmp_path, linger_ms=0
+        ) as producer:
+            producer.send("stuck", b"0").get(30)
+            cluster.kill(2)
+            for number in range(1, 13):
+                producer.send("stuck", b"%d" % number).durable(30)
+            servers = ",".join(cluster.bootstrap_servers)
+            code, out, _ = run(capsys, "doctor", tmp_path, "-b", servers, "--timeout", "2s")
+            cluster.start(2)
+    assert code == 3
+    (line,) = [line for line in out.splitlines() if "NOT KNOWN" in line]
+    assert re.fullmatch(r"  stuck-0: NOT KNOWN: 12 records in 12 batches: .*stuck-0 has no leader.*", line)
+
+
+def test_doctor_does_not_call_a_topic_missing_that_the_user_may_not_see(capsys, tmp_path):
+    """Without DESCRIBE, it said that the cluster does not have the topic, and advised to create it."""
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("hidden")
+        for operation in ("describe", "write", "read"):
+            cluster.deny(operation, topic="hidden")
+        servers = cluster.bootstrap_servers
+        with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path) as producer:
+            producer.send("hidden", b"0").durable(30)
+            code, out, _ = run(capsys, "doctor", tmp_path, "-b", ",".join(servers))
+            for operation in ("describe", "write", "read"):
+                cluster.deny(operation, topic="hidden", on=False)
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("hidden: ")]
+    assert "does not show it to this user" in line
+    assert "grant DESCRIBE" in line
+
+
+@pytest.mark.parametrize("where", ["topic", "cluster"])
+def test_doctor_says_that_it_may_not_read_settings(capsys, tmp_path, where):
+    """Without DESCRIBE_CONFIGS, a topic with unclean elections got no word and exit code 0."""
+    with FakeCluster(brokers=3) as cluster:
+        cluster.create_topic("orders", config={"unclean.leader.election.enable": "true"})
+        cluster.deny("describe_configs", **({"topic": "orders"} if where == "topic" else {}))
+        servers = cluster.bootstrap_servers
+        cluster.deny("write", topic="orders")
+        with SafeProducer(bootstrap_servers=servers, spool_dir=tmp_path) as producer:
+            producer.send("orders", b"0").durable(30)
+            code, out, _ = run(capsys, "doctor", tmp_path, "-b", ",".join(servers))
+            cluster.deny("write", topic="orders", on=False)
+    assert code == (0 if where == "topic" else 1)
+    (line,) = [line for line in out.splitlines() if "DESCRIBE_CONFIGS" in line]
+    who = "orders" if where == "topic" else "settings"
+    assert line.startswith(f"{who}: note: settings: they cannot be read: ")
+    assert line.endswith(f"Better: the permission DESCRIBE_CONFIGS on the {where}")
 
 
 @pytest.mark.real

@@ -49,7 +49,7 @@ _DENIED: Final = {
     "cluster": CLUSTER_AUTHORIZATION_FAILED,
     "transactional_id": TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-OPERATIONS: Final = frozenset({"read", "write", "describe", "create", "delete", "alter"})
+OPERATIONS: Final = frozenset({"read", "write", "describe", "describe_configs", "create", "delete", "alter"})
 
 
 @dataclass(slots=True)

@@ -259,10 +259,12 @@ def _describe_configs(ask: Ask) -> Fields:
     def describe(wanted: Any) -> Fields:
         own: Mapping[str, str]
         if wanted.resource_type == _TOPIC_RESOURCE:
+            ask.centre.check_allowed("describe_configs", "topic", wanted.resource_name)
             topic = ask.centre.topic(wanted.resource_name)
             own, known = topic.settings, _known(ask, topic)
             mine = 1
         elif wanted.resource_type == _BROKER_RESOURCE:
+            ask.centre.check_allowed("describe_configs", "cluster", "kafka-cluster")
             own, known = {}, ask.centre.settings
             mine = 4
         else:

@@ -390,7 +390,7 @@ class Control(Network):
         """Forbids an operation to all clients. With `on=False`, permits it again.
 
         Args:
-            operation: "read", "write", "describe", "create", "delete" or "alter".
+            operation: "read", "write", "describe", "describe_configs", "create", "delete" or "alter".
             topic: Name of the topic; "*" for all.
             group: Name of the consumer group; "*" for all.
             transactional_id: The transactional id; "*" for all. Without `topic`, `group` and `transactional_id`, the
