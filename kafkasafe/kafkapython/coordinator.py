@@ -219,14 +219,20 @@ class Coordinator(ConsumerCoordinator):
         """Send a commit from the I/O thread. kafka-python would send the commit from the caller's thread, and add
         callbacks to a future there. Ctrl-C on the caller's thread may leave the future's lock locked, and the I/O
         thread would wait for ever.
+
+        A rebalance listener already runs on the I/O thread. There the request has to come before the join that follows
+        the listener, because a commit during a join fails.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
             isinstance(each, OffsetAndMetadata) for each in offsets.values()
         ):
             raise TypeError("offsets must be dict[TopicPartition, OffsetAndMetadata]")
         parent: Any = super()
-        done = Future()
         me: Any = self
+        if me._net.runs_here:
+            future: Future = parent._do_commit_offsets_async(offsets, callback)
+            return future
+        done = Future()
 
         def send() -> None:
             parent._do_commit_offsets_async(offsets, callback).chain(done)

@@ -210,6 +210,44 @@ class TestInAGroup:
         assert [record.value for record in collect(one, 3)] == [b"new"] * 3
         assert [record.value for record in collect(two, 3)] == [b"new"] * 3
 
+    @pytest.mark.also_real
+    def test_a_listener_commits_with_commit_async(self, some_kafka, consumers):
+        """A listener cannot wait for `commit()`. The commit was sent after the join had begun, and failed with a
+        RebalanceInProgressError: the next owner of the partition read the records again.
+        """
+        topic = new_topic(some_kafka)
+        consuming.produce(some_kafka, topic, [b"%d" % n for n in range(10)])
+        options = {
+            "group_id": topic,
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "heartbeat_interval_ms": 300,
+            "session_timeout_ms": 6000,
+        }
+        answers = []
+
+        class Listener(ConsumerRebalanceListener):
+            def on_partitions_revoked(self, partitions):
+                if partitions:
+                    one.commit_async(callback=lambda offsets, answer: answers.append(answer))
+
+            def on_partitions_assigned(self, partitions):
+                pass
+
+        one = consumers(**options)
+        one.subscribe([topic], listener=Listener())
+        collect(one, 10)
+        two = consumers(topic, **options)
+
+        def is_rebalanced():
+            two.poll(100)
+            one.poll(100)
+            return answers and len(one.assignment() | two.assignment()) == 1
+
+        until(is_rebalanced)
+        assert answers == [None]
+        assert two.committed(TopicPartition(topic, 0)) == 10
+
 
 class TestOptions:
     def test_an_unknown_one_names_the_nearest(self):
