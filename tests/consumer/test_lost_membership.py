@@ -148,8 +148,13 @@ def test_a_batch_whose_offsets_are_sent_once_more_after_a_partition_was_lost_is_
         batch.send_offsets(consumer)
         consumer.pause(*PLACES)
         with Other(SafeConsumer("in", **options(servers))):
-            until(lambda: polled(consumer) == [] and len(consumer.assignment()) == 1)
-            batch.send_offsets(consumer)
+            seen = []
+            until(lambda: seen.extend(polled(consumer)) or len(consumer.assignment()) == 1)
+            if seen:  # a rebalance resumes partitions, so some records may have come after it
+                with pytest.raises(BatchDroppedError, match="Discard the collected records"):
+                    batch.send_offsets(consumer)
+            else:
+                batch.send_offsets(consumer)
             with pytest.raises(BatchDroppedError, match="lost its partitions"):
                 batch.commit()
         consumer.resume(*consumer.assignment())
