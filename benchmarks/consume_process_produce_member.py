@@ -346,7 +346,12 @@ async def _of(outcome: Any) -> Any:
 
 
 def naive(member: Member) -> None:
-    """The obvious program, which loses or duplicates records: it commits offsets separately from the records."""
+    """The obvious program, which loses or duplicates records: it commits offsets separately from the records.
+
+    Each member's first process with records kills itself between the records and their offsets, because the harness
+    seldom kills a process there.
+    """
+    killed = member.folder / "killed"
     from kafkasafe import SafeConsumer, SafeProducer
 
     def end(*_: object) -> None:
@@ -364,6 +369,10 @@ def naive(member: Member) -> None:
             if records:
                 member.note("batches")
                 member.note("handed over", len(records))
+                if not killed.exists():
+                    producer.durable(SETTLE_S)
+                    killed.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
     except KeyboardInterrupt:
         member.note("interrupted")
         producer.close(timeout=5)
