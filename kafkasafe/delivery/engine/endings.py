@@ -279,10 +279,10 @@ class Endings:
         policy = self._config.on_undecidable
         where = "in memory" if self._config.in_memory else f"safe in {lane.name} at position {batch.position}"
         message = (
-            f"{topic}-{partition}: whether {batch.count} records are in the log cannot be known: {evidence}. They are"
-            f" {where}; the partition waits. Decide with resolve_undecidable(resend=True) (they may then be twice in"
-            " the log) or resolve_undecidable(resend=False), or open the producer with on_undecidable='resend' or"
-            " 'skip'"
+            f"{topic}-{partition}: whether a batch of {counted(batch.count, 'record')} is in the log cannot be known:"
+            f" {evidence}. The batch is {where}; the partition waits. Decide with resolve_undecidable(resend=True) (its"
+            " records may then be twice in the log) or resolve_undecidable(resend=False), or open the producer with"
+            " on_undecidable='resend' or 'skip'"
         )
         log = self._log.bind(
             lane=lane.name,
