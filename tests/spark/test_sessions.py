@@ -123,7 +123,7 @@ def test_a_marker_topic_that_was_created_by_hand_needs_no_permission_to_create(i
         if is_there:
             cluster.create_topic("kafkasafe-spark-markers", partitions=3)
         cluster.deny("create", topic="kafkasafe-spark-markers")
-        given = {"topic": "t", "txnAppId": "app", "kafka.max.block.ms": 500}
+        given = {"topic": "t", "txnAppId": "app", "kafka.max.block.ms": 30_000 if is_there else 3000}
         session = Session(sink_options(options(cluster, **given)), "app")
         if is_there:
             assert session.write(0, "q", lambda _: [], plan="p", count=lambda: 0).name == "written"
