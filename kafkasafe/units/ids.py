@@ -89,7 +89,7 @@ class TransactionalIds:
     @property
     def aborts(self) -> bool:
         """Whether a transaction is being aborted, so that it may still be open. Any thread may call it."""
-        return any(tid.aborting for tid in list(self._known.values()))
+        return any(tid.aborts for tid in list(self._known.values()))
 
     def is_open(self, destination: int) -> bool:
         """Whether this partition has a transaction that may still be open, or whose end is not durable yet."""

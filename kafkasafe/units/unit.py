@@ -447,8 +447,9 @@ class TransactionalId:
             requests, and EndTxn was not sent.
         unsure: An InitProducerId request of this turn got no answer. The coordinator may have carried it out.
         alone: Whether an answer in this turn showed that no other producer had taken over the id.
-        aborting: Destinations of the transaction that is being aborted. The transaction may be open until the
-            coordinator answers the request to abort it.
+        aborts: A transaction is being aborted. The transaction may be open until the coordinator answers the request to
+            abort it.
+        aborting: Destinations of the transaction that is being aborted. Empty if it has only offsets.
         attempts: How often each request of this turn has failed.
     """
 
@@ -463,6 +464,7 @@ class TransactionalId:
     opened: bool = False
     unsure: bool = False
     alone: bool = False
+    aborts: bool = False
     aborting: frozenset[int] = frozenset()
     attempts: dict[Hashable, int] = field(default_factory=dict)
 
@@ -488,7 +490,7 @@ class TransactionalId:
     def give(self, grant: Grant) -> None:
         """Handle the answer to InitProducerId. Afterwards, the id has no open transaction."""
         self.fencing = False
-        self.aborting = frozenset()
+        self.aborts, self.aborting = False, frozenset()
         self.grant = self.former = grant
         self.opened = False
         self.fresh = False
@@ -507,7 +509,7 @@ class TransactionalId:
         """Note that the answer to InitProducerId shows that another producer has the id."""
         self.fencing = False
         self.former = None
-        self.aborting = frozenset()
+        self.aborts, self.aborting = False, frozenset()
 
     def forget_former(self) -> None:
         """Let the next InitProducerId take over the id, even if another producer has raised the id's epoch."""
@@ -565,7 +567,7 @@ class TransactionalId:
     def abort(self, destinations: Iterable[int]) -> None:
         """Note that the id's transaction is being aborted."""
         self.transaction = None
-        self.aborting = self.aborting.union(destinations)
+        self.aborts, self.aborting = True, self.aborting.union(destinations)
 
     def leave(self) -> None:
         """Note that the id's transaction has ended: it was committed or aborted."""

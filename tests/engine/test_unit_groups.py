@@ -82,6 +82,21 @@ def test_close_waits_until_the_transaction_of_a_dropped_unit_is_aborted(version)
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_close_waits_until_the_transaction_of_dropped_offsets_is_aborted(version):
+    """Without batches, it ended before it asked: the members of a group waited for an offset that was pending."""
+    world, life, _ = started(version)
+    other = world.cluster._handler.groups._groups.setdefault("other", Group("other"))
+    other.state, other.generation, other.rebalance_by_ms = GroupState.STABLE, 2, 1 << 50
+    theirs = m.GroupOffsets("other", "me", 1, None, (m.Position("in", 1, 5),))
+    dropped = life.unit(offsets=(*to(10), theirs))[0]
+    assert world.run(60, lambda: dropped.done)
+    assert type(dropped.error) is BatchDroppedError
+    assert not life.engine.idle()
+    assert world.run(60, life.engine.idle)
+    assert all(known.state is not TxnState.ONGOING for known in transactions(world))
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
 @pytest.mark.parametrize("successor", [False, True])
 def test_close_is_woken_when_the_transaction_of_a_dropped_unit_is_over(version, successor):
     """It slept for five seconds more if another producer had taken the transactional id over."""
