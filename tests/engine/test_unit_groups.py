@@ -143,6 +143,47 @@ def test_close_does_not_wait_for_a_group_whose_coordinator_is_away(version, code
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
+def test_close_waits_for_the_second_attempt_of_a_large_unit(version, monkeypatch):
+    """Its steps were no progress until it had come further than the first attempt: that takes longer than `close` waits
+    without progress.
+    """
+    world, life, _ = started(version)
+    check = world.cluster._handler.transactions.check_log_of_offsets
+    refusals = [48]
+
+    def refuse_once(group, *rest):
+        if group == "g" and refusals:
+            raise RefusedError(refusals.pop())
+        return check(group, *rest)
+
+    monkeypatch.setattr(world.cluster._handler.transactions, "check_log_of_offsets", refuse_once)
+    world.cluster.slow_down(500_000)
+    values = [b"x" * 100_000]
+    head = life.unit(*[("orders", number % 2, values) for number in range(80)], offsets=to(10))[0]
+    patience, began = Patience(idle_s=5.0, pause_s=10.0), world.time.monotonic()
+    world.run(60, lambda: head.done or world.time.monotonic() >= life.engine.patience_ends(patience, began))
+    assert not refusals
+    assert head.done
+    assert head.error is None
+
+
+def test_a_late_answer_about_a_dropped_unit_is_forgotten():
+    world, life, _ = started("4.3.0")
+    first, second = (world.centre.partition("orders", number) for number in (0, 1))
+    if first.leader == second.leader:
+        second.lead(first.leader % 3 + 1)
+    before = [life.send("orders", number, [b"first"]) for number in (0, 1)]
+    assert world.run(30, lambda: all(each.done for each in before))
+    world.centre.topic("orders").settings["max.message.bytes"] = "5000"
+    world.cluster.weather[second.leader].response_delay_ms = 2000
+    head = life.unit(("orders", 0, [b"x" * 6000]), ("orders", 1, [b"1"]))[0]
+    assert world.run(60, lambda: head.done)
+    assert type(head.error) is BatchDroppedError
+    world.run(10)
+    assert not life.context.own.unit_progress._known
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
 def test_the_transaction_of_a_dropped_unit_of_an_adopted_lane_is_aborted(version):
     """The lane was released first, and nobody repeated the request to abort the transaction, whose answer got lost."""
     world, sibling, group = started(version, client_id="b")
