@@ -443,12 +443,10 @@ class TransactionalId:
         fresh: The next transaction needs a new grant.
         former: The latest grant of the id. Unlike `grant`, `former` keeps its value during InitProducerId. None: the
             next InitProducerId takes over the id from any other producer.
-        opened: A transaction is open under the latest grant: the cluster acknowledged one of the transaction's
-            requests, and EndTxn was not sent.
+        opened: The cluster acknowledged a request of a transaction under the latest grant, and EndTxn was not sent.
         unsure: An InitProducerId request of this turn got no answer. The coordinator may have carried it out.
         alone: Whether an answer in this turn showed that no other producer had taken over the id.
-        aborts: A transaction is being aborted. The transaction may be open until the coordinator answers the request to
-            abort it.
+        aborts: A transaction is being aborted. It may be open until the coordinator answers the request to abort it.
         aborting: Destinations of the transaction that is being aborted. Empty if it has only offsets.
         attempts: How often each request of this turn has failed.
     """
