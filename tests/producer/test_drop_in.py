@@ -529,7 +529,8 @@ def test_undecidable_records_wait_for_a_decision(broker, zygote, producers, tmp_
         broker.proxy.restore()
         producer = producers(broker.servers, spool_dir=spool, request_timeout_ms=2000)
         with pytest.raises(
-            UndecidableError, match=r"whether a batch of 5 records is in the log cannot be known.*safe in lane"
+            UndecidableError,
+            match=r"whether a batch of 5 records is in the log cannot be known.*safe in lane",
         ):
             producer.flush(60)
         with pytest.raises(UndecidableError, match="resolve_undecidable"):
