@@ -180,7 +180,7 @@ def test_a_late_answer_about_a_dropped_unit_is_forgotten():
     assert world.run(60, lambda: head.done)
     assert type(head.error) is BatchDroppedError
     world.run(10)
-    assert not life.context.own.unit_progress._known
+    assert not life.context.own.unit_progress._attempts
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from kafkasafe.units import Transaction
@@ -11,21 +10,31 @@ _ATTEMPTS: Final = 3
 """The steps of so many attempts count as progress, even if an earlier attempt has come further."""
 
 
-@dataclass(slots=True)
-class _Known:
-    """What is known about the transactions that begin with one unit.
+class _Attempts:
+    """The transactions that begin with one unit.
 
-    Attributes:
-        attempt: The current attempt.
-        far: How far the current attempt has come.
-        furthest: How far any attempt has come.
-        attempts: The number of attempts.
+    Args:
+        transaction: The first attempt.
+        far: How far the first attempt has come.
     """
 
-    attempt: Transaction
-    far: tuple[int, int]
-    furthest: tuple[int, int]
-    attempts: int = 1
+    __slots__ = ("_current", "_far", "_furthest", "_number")
+
+    def __init__(self, transaction: Transaction, far: tuple[int, int]) -> None:
+        self._current = transaction
+        self._far = self._furthest = far
+        self._number = 1
+
+    def goes_further(self, transaction: Transaction, far: tuple[int, int]) -> bool:
+        """Note how far an attempt has come. Returns whether this is progress."""
+        begins = transaction is not self._current
+        self._number += begins
+        goes_on = begins or far > self._far
+        self._current, self._far = transaction, far
+        if far > self._furthest:
+            self._furthest = far
+            return True
+        return goes_on and self._number <= _ATTEMPTS
 
 
 class UnitProgress:
@@ -39,10 +48,10 @@ class UnitProgress:
     its records again can take longer than the caller waits without progress. So a few attempts count.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ("_attempts",)
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Known] = {}
+        self._attempts: dict[bytes, _Attempts] = {}
         """By the id of a transaction's first unit. A transaction of fewer units counts as further, because the number
         of units cannot fall for ever.
         """
@@ -52,21 +61,12 @@ class UnitProgress:
         if transaction.tid is None:
             return False  # a late answer: the transaction is over, and its units may be, too
         far = (-len(transaction.units), transaction.placed - transaction.notes_left)
-        known = self._known.get(transaction.unit_id)
-        if known is None:
-            self._known[transaction.unit_id] = _Known(transaction, far, far)
+        attempts = self._attempts.get(transaction.unit_id)
+        if attempts is None:
+            self._attempts[transaction.unit_id] = _Attempts(transaction, far)
             return True
-        begins = known.attempt is not transaction
-        if begins:
-            known.attempt = transaction
-            known.attempts += 1
-        goes_on = begins or far > known.far
-        known.far = far
-        if far > known.furthest:
-            known.furthest = far
-            return True
-        return goes_on and known.attempts <= _ATTEMPTS
+        return attempts.goes_further(transaction, far)
 
     def end(self, unit_id: bytes) -> None:
         """Forget a unit that has ended."""
-        self._known.pop(unit_id, None)
+        self._attempts.pop(unit_id, None)
