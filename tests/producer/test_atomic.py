@@ -471,10 +471,12 @@ def test_offsets_of_a_batch_that_waits_for_its_cluster_are_not_called_dropped(tm
             ours.kill(1)
             producer.send("orders", b"1").durable(60)
             producer.close(timeout=0)
+        other.refuse()  # or the producer could end before it has the batch
         stranger = SafeProducer(bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path)
         with stranger.batch() as batch:
             batch.send("orders", b"2")
             batch.send_offsets({TopicPartition("in", 0): 5}, "g")
+        other.restore()
         with pytest.raises(WrongClusterError):
             batch.outcome.get(60)
         with pytest.raises(WrongClusterError):
