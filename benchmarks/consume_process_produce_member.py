@@ -348,11 +348,12 @@ async def _of(outcome: Any) -> Any:
 def naive(member: Member) -> None:
     """The obvious program, which loses or duplicates records: it commits offsets separately from the records.
 
-    Each member's first process with records kills itself between the records and their offsets, because the harness
-    seldom kills a process there.
+    A kill by the harness rarely comes between the records and their offsets. So the first process of each member that
+    gets records kills itself there.
     """
-    killed = member.folder / "killed"
     from kafkasafe import SafeConsumer, SafeProducer
+
+    killed = member.folder / "killed"
 
     def end(*_: object) -> None:
         member.ending = True

@@ -254,7 +254,9 @@ def _settings(
 
 
 def _unreadable(why: str, fix: str) -> Concern:
-    """The user may have the permission to produce, but not to read settings."""
+    """A note about settings that cannot be read. A user with the permission to produce may lack the permission to read
+    settings.
+    """
     return Concern("note", "settings", "", f"they cannot be read: {why}", fix)
 
 

@@ -68,17 +68,21 @@ def test_the_offset_of_a_group_never_goes_back_while_a_leader_is_away(version):
     assert (first.error, second.error) == (None, None)
 
 
+def close_waits_for_the_abort(world: World, life, dropped) -> None:
+    assert world.run(60, lambda: dropped.done)
+    assert type(dropped.error) is BatchDroppedError
+    assert not life.engine.idle()
+    assert world.run(60, life.engine.idle)
+    assert all(known.state is not TxnState.ONGOING for known in transactions(world))
+
+
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
 def test_close_waits_until_the_transaction_of_a_dropped_unit_is_aborted(version):
     """It ended before it asked: consumers with `read_committed` got nothing for `transaction_timeout_ms`."""
     world, life, group = started(version)
     dropped = life.unit(("orders", 0, [b"1"]), offsets=to(10))[0]
     group.generation = 2
-    assert world.run(60, lambda: dropped.done)
-    assert type(dropped.error) is BatchDroppedError
-    assert not life.engine.idle()
-    assert world.run(60, life.engine.idle)
-    assert all(known.state is not TxnState.ONGOING for known in transactions(world))
+    close_waits_for_the_abort(world, life, dropped)
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
@@ -89,11 +93,7 @@ def test_close_waits_until_the_transaction_of_dropped_offsets_is_aborted(version
     other.state, other.generation, other.rebalance_by_ms = GroupState.STABLE, 2, 1 << 50
     theirs = m.GroupOffsets("other", "me", 1, None, (m.Position("in", 1, 5),))
     dropped = life.unit(offsets=(*to(10), theirs))[0]
-    assert world.run(60, lambda: dropped.done)
-    assert type(dropped.error) is BatchDroppedError
-    assert not life.engine.idle()
-    assert world.run(60, life.engine.idle)
-    assert all(known.state is not TxnState.ONGOING for known in transactions(world))
+    close_waits_for_the_abort(world, life, dropped)
 
 
 @pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
