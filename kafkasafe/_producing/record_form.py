@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, Final
 
 from kafkasafe._producing.admission import Admission
@@ -130,9 +130,11 @@ def _as_bytes(item: Any, what: str, option: str) -> bytes:
 
 
 def _check_headers(headers: Any) -> Headers:
-    if not headers:
-        return ()  # KafkaProducer refuses `()` and `{}`
+    if headers is None:
+        return ()
     if not isinstance(headers, list):
+        if isinstance(headers, Sized) and not headers:
+            return ()  # KafkaProducer refuses `()` and `{}`
         raise TypeError(f"headers must be a list of (str, bytes) tuples, not {headers!r}")
     for index, item in enumerate(headers):
         if not (

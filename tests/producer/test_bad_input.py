@@ -244,6 +244,9 @@ def refused(producers):
             r"headers must be a list of \(str, bytes\) tuples, not {'a': b'1'}",
         ),
         ({"value": b"x", "headers": 5}, r"headers must be a list of \(str, bytes\) tuples, not 5"),
+        # A partition, in the place where confluent-kafka's `produce` has it.
+        ({"value": b"x", "headers": 0}, r"headers must be a list of \(str, bytes\) tuples, not 0"),
+        ({"value": b"x", "headers": False}, r"headers must be a list of \(str, bytes\) tuples, not False"),
         (
             {"value": b"x", "headers": [("a", b"1"), 5]},
             r"headers\[1\] must be a tuple \(str, bytes\) or \(str, None\), not 5",
