@@ -6,6 +6,7 @@ The releases of kafka-python that have these names are the only ones that `impor
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -69,14 +70,17 @@ def used(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield ast.unparse(value), name
 
 
-KAFKA_PYTHONS = set().union(
-    *(
-        declared(parsed(path))
-        for path in Path(kafka.__file__).parent.rglob("*.py")
-        if "vendor" not in path.parts
-    )
-)
-OURS = set().union(*(declared(parsed(path)) for path in MODULES))
+@functools.cache
+def of_kafka_python() -> set[str]:
+    """kafka-python's private names."""
+    paths = Path(kafka.__file__).parent.rglob("*.py")
+    return set().union(*(declared(parsed(path)) for path in paths if "vendor" not in path.parts))
+
+
+@functools.cache
+def of_kafkasafe() -> set[str]:
+    """Private names of all modules but the adapters."""
+    return set().union(*(declared(parsed(path)) for path in MODULES))
 
 
 def heirs(tree: ast.Module) -> list[ast.ClassDef]:
@@ -105,14 +109,14 @@ def foreign(tree: ast.Module, ours: set[str]) -> set[str]:
     found = {
         f"{of}.{name}"
         for of, name in used(tree)
-        if name in KAFKA_PYTHONS and name not in (ours if of == "self" else here)
+        if name in of_kafka_python() and name not in (ours if of == "self" else here)
     }
     for node in heirs(tree):
         methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         found |= {
             f"{of}.{name}"
             for of, name in used(node)
-            if of == "self" and name in KAFKA_PYTHONS and name not in methods
+            if of == "self" and name in of_kafka_python() and name not in methods
         }
     return found
 
@@ -120,14 +124,14 @@ def foreign(tree: ast.Module, ours: set[str]) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_private_names_of_kafka_python_are_used_by_its_adapters_only(path):
     friends = FRIENDS.get(path.relative_to(PACKAGE).as_posix(), set())
-    found = foreign(parsed(path), OURS)
+    found = foreign(parsed(path), of_kafkasafe())
     assert {each for each in found if each.rpartition(".")[2] not in friends} == set()
     assert {each.rpartition(".")[2] for each in found} >= friends, "FRIENDS names more than the module uses"
 
 
 def test_the_adapters_use_private_names_of_kafka_python():
     found = set().union(*({name for _, name in used(parsed(path))} for path in ADAPTERS.glob("*.py")))
-    assert found & KAFKA_PYTHONS >= {
+    assert found & of_kafka_python() >= {
         "_awaiting_validation",
         "_coordinator",
         "_generation",
@@ -278,7 +282,7 @@ def test_the_fields_that_are_looked_for_are_those_that_are_used(module, kind):
             ),
         )
     }
-    names = {name for of, name in used(tree) if of in {"self", "me"} and name in KAFKA_PYTHONS} - ours
+    names = {name for of, name in used(tree) if of in {"self", "me"} and name in of_kafka_python()} - ours
     assert names <= {*FIELDS[kind]}
     text = "".join(path.read_text() for path in ADAPTERS.glob("*.py") if path.stem != "private_fields")
     assert [name for name in FIELDS[kind] if f".{name}" not in text and f"    {name}: " not in text] == []

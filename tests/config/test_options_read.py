@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,13 @@ def last_name(node: ast.AST) -> str:
     return ""
 
 
-MODULES = {
-    path.relative_to(PACKAGE).as_posix(): Names(ast.parse(path.read_text(encoding="utf-8")))
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path.parent.name != "config"
-}
+@functools.cache
+def modules_of_package() -> dict[str, Names]:
+    return {
+        path.relative_to(PACKAGE).as_posix(): Names(ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.parent.name != "config"
+    }
 
 
 def holders(modules: list[Names], kind: str, maker: str) -> set[str]:
@@ -91,7 +94,7 @@ def reads(modules: list[Names], kind: str, maker: str) -> set[str]:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_code_reads_each_option(kind):
-    found = reads([*MODULES.values()], kind.__name__, MAKERS[kind])
+    found = reads([*modules_of_package().values()], kind.__name__, MAKERS[kind])
     unread = {each.name for each in dataclasses.fields(kind)} - found
     assert unread == UNREAD.get(kind, set()), "no code reads these options: they have no effect"
 
@@ -99,7 +102,7 @@ def test_code_reads_each_option(kind):
 def test_no_name_holds_the_configurations_of_both_clients():
     """Otherwise a producer's option would count as read where a consumer's is."""
     producer, consumer = (
-        holders([*MODULES.values()], kind.__name__, MAKERS[kind])
+        holders([*modules_of_package().values()], kind.__name__, MAKERS[kind])
         for kind in (table.ProducerConfig, table.ConsumerConfig)
     )
     assert "_config" in producer
@@ -110,7 +113,11 @@ def test_no_name_holds_the_configurations_of_both_clients():
 def test_code_reads_each_option_of_kafka_producer():
     """It is a row, it is documented as without effect, or the code of the connections reads it."""
     rows = {row.name for row in table.PRODUCER.values()}
-    ours = (names.keys for path, names in MODULES.items() if path.startswith(("kafkapython/", "cluster/")))
+    ours = (
+        names.keys
+        for path, names in modules_of_package().items()
+        if path.startswith(("kafkapython/", "cluster/"))
+    )
     of_connections = {*DirectManager.DEFAULT_CONFIG, *Loop.DEFAULT_CONFIG}.union(*ours)
     unread = table.KAFKA_DEFAULTS.keys() - rows - WITHOUT_EFFECT.keys() - of_connections
     assert unread == {"retries"}  # `SafeProducer` logs that it has no effect
