@@ -51,11 +51,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     items.sort(key=order.__getitem__)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """What was collected and imported lives as long as the session: no later collection looks for garbage in it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected and imported lives as long as the session: no garbage collection looks for garbage in it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
