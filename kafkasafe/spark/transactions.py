@@ -357,16 +357,24 @@ class TransactionRequests:
         Raises:
             KafkaError: The topic did not appear within the time limit (UnknownTopicOrPartitionError).
         """
+        answered: KafkaError | None = None
 
         def attempt(left_s: float) -> int:
-            metadata: MetadataRefreshed = call(
-                lambda reply: self._transport.refresh_metadata([name], reply), left_s
-            )
+            nonlocal answered
+            try:
+                metadata: MetadataRefreshed = call(
+                    lambda reply: self._transport.refresh_metadata([name], reply), left_s
+                )
+            except WaitTimeoutError:
+                # The last attempt may get only a moment. A broker's earlier answer says more than its time-out.
+                if answered is not None:
+                    raise answered from None
+                raise
             info = metadata.topics.get(name)
-            if info is None:
-                raise _error(UNKNOWN_TOPIC_OR_PARTITION, name)
-            if info.error_code:
-                raise _error(info.error_code, f"Metadata of {name}")
+            code = UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error_code
+            if info is None or code:
+                answered = _error(code, name if info is None else f"Metadata of {name}")
+                raise answered
             return len(info.partitions)
 
         return retry_for(self._timeout_s, attempt, what=f"Metadata of {name}", api="Metadata")

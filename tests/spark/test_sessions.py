@@ -13,9 +13,10 @@ from unittest import mock
 import crc32c
 import pytest
 from confluent_kafka import Producer
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 from sinks import new_name, options, values
 
+from kafkasafe.cluster.api import MetadataRefreshed
 from kafkasafe.errors import CheckpointMismatchError, ConfigError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import FencedError, RestartError
@@ -134,6 +135,21 @@ def test_a_marker_topic_that_was_created_by_hand_needs_no_permission_to_create(i
             ):
                 session.write(0, "q", lambda _: [], plan="p", count=lambda: 0)
         session.close()
+
+
+def test_a_topic_that_brokers_do_not_know_is_missing_even_if_the_last_answer_comes_too_late():
+    """The last request of several gets what is left of the time: a moment, in which no broker may answer."""
+    asked = []
+
+    def answer_the_first(names, reply):
+        asked.append(names)
+        if len(asked) == 1:
+            reply(MetadataRefreshed(None, (), {}))
+
+    transport = mock.Mock(refresh_metadata=answer_the_first)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        TransactionRequests(transport, "", timeout_s=1.0).partition_count("t")
+    assert len(asked) == 2
 
 
 def emptied(records):
