@@ -52,7 +52,7 @@ test-oldest: $(STAMP)  ## the fast tests of clients and connections on the oldes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .cache/kafka-python-oldest kafka-python==3.0.9
 	PYTHONPATH=$(CURDIR)/.cache/kafka-python-oldest $(PYTEST) -m 'not full' $(or $(ARGS),tests/test_kafkapython.py tests/aio tests/consumer tests/transport tests/contract)
 
-smoke-spark:  ## the Spark source and sink on PySpark 4.0, 4.1 and the newest, each in its own environment
+smoke-spark:  ## the Spark source and sink on PySpark 4.0, 4.1, 4.2 and the newest, each in its own environment
 	$(PYTHON) tests/smoke_spark.py $(ARGS)
 
 site: $(SITE)/.installed  ## the documentation as a web site in site/, built by Zensical; a link that leads nowhere fails it

@@ -1,6 +1,6 @@
-"""Whether kafkasafe works on the oldest and the newest PySpark that it promises, without pandas.
+"""Whether kafkasafe works on each minor version of PySpark that it promises, without pandas.
 
-python tests/smoke_spark.py                # `make smoke-spark`: 4.0, 4.1 and the newest 4.x
+python tests/smoke_spark.py                # `make smoke-spark`: 4.0, 4.1, 4.2 and the newest 4.x
 python tests/smoke_spark.py 4.1.2          # one of your choice
 
 Each in an environment of its own (`.venv-pyspark-VERSION`, kept for the next run), into which the package is installed
@@ -30,7 +30,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Name → what pip is asked for.
-VERSIONS = {"4.0": "pyspark==4.0.*", "4.1": "pyspark==4.1.*", "newest": "pyspark>=4.2,<5"}
+VERSIONS = {
+    "4.0": "pyspark==4.0.*",
+    "4.1": "pyspark==4.1.*",
+    "4.2": "pyspark==4.2.*",
+    "newest": "pyspark>=4.3,<5",
+}
 LIMIT_S = 900.0
 WAIT_S = 180.0
 
