@@ -11,51 +11,73 @@ _SHORT_S: Final = 10.0
 
 
 class Outage:
-    """The time from the first failed request until a leader decides about a batch. All partitions share one `Outage`.
+    """The time in which the cluster cannot take a batch. All partitions share one `Outage`.
 
-    A leader has decided about a batch if it acknowledges or rejects the batch, or if its log contains a batch in doubt.
-    An error about the topic (missing, forbidden) or about the sequence number does not begin or end an outage.
+    An outage begins with a request that fails because of the cluster, or with the start of a producer, which can send
+    nothing before the cluster has answered. An outage ends as soon as the cluster answers about anything: if a leader
+    acknowledges or rejects a batch, if its log contains a batch in doubt or cannot show one, or if the cluster refuses
+    a topic (missing, forbidden). So the time for which a batch waits for a topic, for a decision, or for the disk is no
+    part of an outage. The outage is reported when a leader decides about a batch: then records are delivered again.
 
     Args:
-        now: The current time, in seconds. If a producer starts during an outage, it can send no request, so no request
-            fails. The outage then counts from `now`, or from the time at which the first acknowledged batch was
-            submitted, whichever is later.
+        now: The time at which the producer starts, in seconds.
     """
 
     def __init__(self, now: float) -> None:
-        self._began: float | None = None
-        self._start: float | None = now
+        self._began: float | None = now
+        self._answered: float | None = None
+        """Time of the first answer of the cluster since the last failure; None if none has come."""
+        self._starting = True
 
     def failed(self, now: float) -> None:
         """Note that a request had no answer, or that the cluster was not ready for it."""
-        if self._began is None:
+        self._starting = False
+        if self._began is None or (self._answered is not None and now - self._answered >= _SHORT_S):
             self._began = now
+        self._answered = None
 
-    def refused(self, verdict: ProduceVerdict, now: float) -> float:
-        """Note a refusal. A final rejection ends an outage as an acknowledgement does, so the method returns the same
-        value as `acked`.
+    def connected(self, now: float) -> None:
+        """Note an answer to a metadata request. The first one ends the outage that may have begun with the producer.
+        Later ones end no outage: a broker may give metadata while the leader of a partition does not answer.
+        """
+        if self._starting:
+            self._starting = False
+            self.answered(now)
+
+    def answered(self, now: float) -> None:
+        """Note an answer that shows that the cluster works, but does not decide about a batch."""
+        if self._answered is None:
+            self._answered = now
+
+    def refused(self, verdict: ProduceVerdict, now: float, waiting_since: float) -> float:
+        """Note a refusal. A final rejection ends an outage as an acknowledgement does.
+
+        Returns:
+            What `decided` returns; 0 if the refusal is not final.
         """
         if verdict.action is AnswerAction.REJECT_BATCH:
-            return self.decided(now)
+            return self.decided(now, waiting_since)
         if verdict.action is AnswerAction.RETRY and verdict.scope is not Scope.DESTINATION:
             self.failed(now)
+        else:
+            self.answered(now)
         return 0.0
 
-    def decided(self, now: float) -> float:
-        """Note that a leader rejected a batch, or that the leader's log contains a batch in doubt. Returns the same
-        value as `acked`.
-        """
-        return 0.0 if self._began is None else self.acked(now, now)
-
-    def acked(self, now: float, sealed_at: float) -> float:
-        """Note an acknowledgement. Returns the length of the outage in seconds; 0 if the outage is too short to report.
+    def decided(self, now: float, waiting_since: float) -> float:
+        """Note that a leader acknowledged or rejected a batch, or that its log contains a batch in doubt.
 
         Args:
             now: Seconds.
-            sealed_at: Time at which the batch was submitted, in seconds, by the clock of `now`.
+            waiting_since: Time at which the oldest waiting batch was submitted, in seconds, by the clock of `now`. An
+                outage in which nothing waited does not count.
+
+        Returns:
+            The length of the outage in seconds; 0 if the outage is too short to report.
         """
-        began = self._began
-        if began is None and self._start is not None:
-            began = max(self._start, sealed_at)
-        self._began = self._start = None
-        return 0.0 if began is None or now - began < _SHORT_S else now - began
+        began, ended = self._began, now if self._answered is None else self._answered
+        self._began = self._answered = None
+        self._starting = False
+        if began is None:
+            return 0.0
+        length = ended - max(began, waiting_since)
+        return length if length >= _SHORT_S else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import pytest
@@ -110,3 +111,63 @@ def test_records_of_an_earlier_run_time_out_no_sooner_than_new_ones():
     assert (len(life.engine.ledger.parcels), records["orders", "timed_out"]) == (0, 2)
     world.set_outage(False)
     assert world.run(30, until=lambda: world.log("orders", 0) == [b"1", b"2"])
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_a_first_record_whose_topic_is_refused_is_no_outage(caplog, denied):
+    world = World(brokers=1, auto_create_topics_enable=False)
+    if denied:
+        world.cluster.create_topic("orders", 2)
+        world.cluster.deny("write", topic="orders")
+    life = world.start()
+    parcel = life.send("orders", 0, [b"first"])
+    assert not world.run(300, until=lambda: parcel.done)
+    if denied:
+        world.cluster.deny("write", topic="orders", on=False)
+    else:
+        world.cluster.create_topic("orders", 2)
+    assert world.run(120, until=lambda: parcel.done)
+    assert parcel.error is None
+    assert outages(caplog) == []
+
+
+def test_a_first_record_whose_disk_fails_is_no_outage(caplog):
+    world = World(brokers=1)
+    world.cluster.create_topic("orders", 2)
+    life = world.start()
+    world.run(5)
+    world.disk.fail("writev", times=None, error=errno.ENOSPC)
+    parcel = life.send("orders", 0, [b"first"])
+    assert not world.run(300, until=lambda: parcel.done)
+    world.disk.heal()
+    assert world.run(120, until=lambda: parcel.done)
+    assert parcel.error is None
+    assert outages(caplog) == []
+
+
+def test_a_producer_that_starts_in_an_outage_logs_its_end(caplog):
+    world = World(brokers=1)
+    world.cluster.create_topic("orders", 2)
+    world.set_outage(True)
+    life = world.start()
+    parcel = life.send("orders", 0, [b"first"])
+    world.run(60)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: parcel.done)
+    (length,) = outages(caplog)
+    assert 55 <= length <= 100
+
+
+def test_a_batch_in_doubt_that_waits_for_a_topic_is_no_outage_of_that_length(caplog):
+    """A request has no answer, and the topic is then refused for five minutes."""
+    world, life = opened()
+    world.set_outage(True)
+    parcel = life.send("orders", 0, [b"later"])
+    world.run(3)
+    world.cluster.deny("write", topic="orders")
+    world.set_outage(False)
+    world.run(300)
+    world.cluster.deny("write", topic="orders", on=False)
+    assert world.run(120, until=lambda: parcel.done)
+    assert parcel.error is None
+    assert outages(caplog) == []

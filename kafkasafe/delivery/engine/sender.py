@@ -14,7 +14,7 @@ from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
-from kafkasafe.codes.sets import TOPIC_CODES
+from kafkasafe.codes.sets import REFUSED_ID_CODES, TOPIC_CODES
 from kafkasafe.codes.verdicts import classify_code, classify_produce
 from kafkasafe.delivery.clocks import Clocks
 from kafkasafe.delivery.engine.context import EngineContext, another_topic, text
@@ -150,6 +150,8 @@ class Sender:
         """Use new metadata: held batches may have to go to another broker, and paused partitions may have another
         leader.
         """
+        if self._context.own_cluster.answered:
+            self._outage.connected(self._context.clock.monotonic())
         self._send_queue.find_leaders()
         for (lane, destination), (due, refused) in list(self._waiting.items()):
             address = lane.journal.views.address(destination)
@@ -287,7 +289,9 @@ class Sender:
             self._context.stats.produce_failures.add()
             self._count_error(address, type(reply.error).__name__)
             code = reply.code if not reply.sent and reply.code in TOPIC_CODES else 0
-            if not (code or isinstance(reply.error, _NOT_THE_CLUSTER)):
+            if code:
+                self._outage.answered(self._context.clock.monotonic())
+            elif not isinstance(reply.error, _NOT_THE_CLUSTER):
                 self._outage.failed(self._context.clock.monotonic())
             lane.journal.lost(
                 batch,
@@ -307,7 +311,10 @@ class Sender:
                 last_acked=lane.journal.views.last_acked_offset(*address),
             )
             verdict = classify_produce(reply.error_code)
-            self._report_outage(address, self._outage.refused(verdict, self._context.clock.monotonic()))
+            monotonic = self._context.clock.monotonic()
+            self._report_outage(
+                address, self._outage.refused(verdict, monotonic, self._waiting_since(monotonic))
+            )
             lane.journal.refused(
                 batch,
                 reply.error_code,
@@ -322,8 +329,8 @@ class Sender:
         else:
             self._context.progress.note()
             parcel = lane.parcels.get(batch.handle)
-            sealed_at = parcel.sealed_at if parcel is not None else 0.0
-            self._report_outage(address, self._outage.acked(self._context.clock.monotonic(), sealed_at))
+            monotonic = self._context.clock.monotonic()
+            self._report_outage(address, self._outage.decided(monotonic, self._waiting_since(monotonic)))
             if parcel is not None:
                 parcel.stamp_append_time(reply.log_append_time)
             if reply.log_append_time >= 0:
@@ -350,7 +357,19 @@ class Sender:
 
     def found(self, address: tuple[str, int]) -> None:
         """Note that the log of a partition has a batch that was in doubt."""
-        self._report_outage(address, self._outage.decided(self._context.clock.monotonic()))
+        monotonic = self._context.clock.monotonic()
+        self._report_outage(address, self._outage.decided(monotonic, self._waiting_since(monotonic)))
+
+    def not_found(self) -> None:
+        """Note that a leader has answered about a batch in doubt, but nothing shows whether its log has the batch."""
+        self._outage.answered(self._context.clock.monotonic())
+
+    def _waiting_since(self, now: float) -> float:
+        """When the oldest waiting batch was submitted, in monotonic seconds; 0 if an earlier run submitted the batch,
+        and `now` if no batch waits.
+        """
+        oldest = self._ledger.parcels.oldest
+        return now if oldest is None else oldest.sealed_at
 
     def _report_outage(self, address: tuple[str, int], outage_s: float) -> None:
         """Log the end of an outage, unless `outage_s` is 0."""
@@ -493,6 +512,10 @@ class Sender:
             self._context.progress.note()
             lane.journal.granted(result.producer_id, result.epoch)
             return
+        if result.code in REFUSED_ID_CODES:
+            self._outage.answered(self._context.clock.monotonic())
+        else:
+            self._outage.failed(self._context.clock.monotonic())
         reason = _with_remedy(result.error)
         lane.producer_id.failed(reason)
         repeated = self._context.cluster.connected and lane.producer_id.failures > _ID_FAILURES
