@@ -282,7 +282,8 @@ class Examination:
                 if last_offset - base_offset + 1 == self.batches[index].count:
                     self._found.setdefault(index, []).append(base_offset)
                 else:
-                    self._strange[index] = f"{count} records at offset {base_offset} have its id"
+                    noun = "record" if count == 1 else "records"
+                    self._strange[index] = f"its id belongs to {count} {noun} at offset {base_offset}"
             self.next_offset = last_offset + 1
         self.next_offset = max(self.next_offset, next_offset)
 

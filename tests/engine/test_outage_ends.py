@@ -171,3 +171,20 @@ def test_a_batch_in_doubt_that_waits_for_a_topic_is_no_outage_of_that_length(cap
     assert world.run(120, until=lambda: parcel.done)
     assert parcel.error is None
     assert outages(caplog) == []
+
+
+def test_one_record_is_not_called_one_records(caplog):
+    world, life = opened()
+    world.set_outage(True)
+    parcel = life.send("orders", 0, [b"1"])
+    world.run(60)
+    world.kill(life)
+    life = world.start()
+    world.run(60)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: world.log("orders", 0) == [b"first", b"1"])
+    assert not parcel.done, "it was its earlier life's"
+    world.run(5)
+    said = caplog.text
+    assert "1 record (1 batch) of an earlier incarnation will be delivered" in said
+    assert "1 record in 1 batch is pending and being delivered" in said

@@ -23,6 +23,7 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.limits.run_ahead import PATIENCE_S, RUN_AHEAD_BYTES
 from kafkasafe.limits.uplink import MEMORY_BYTES
 from kafkasafe.record import batch as codec
+from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.reserve import REMEDIES
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
@@ -417,13 +418,13 @@ class DiskWriter:
             logging.WARNING,
             "retained_records_deleted",
             lane.name,
-            "%s: the spool is more than half full, so %d delivered records that retain_acked_bytes or retain_acked_ms"
-            " kept were deleted (%d bytes). If the cluster loses these records, they cannot be sent again. They are of"
-            " %d partitions; the first is %s-%d, offsets %d to %d",
+            "%s: the spool is more than half full, so the producer deleted %s that retain_acked_bytes or"
+            " retain_acked_ms kept (%d bytes). If the cluster loses what was deleted, it cannot be sent again. It is of"
+            " %s; the first is %s-%d, offsets %d to %d",
             lane.name,
-            records,
+            counted(records, "delivered record"),
             freed,
-            len(gone),
+            counted(len(gone), "partition"),
             first.topic,
             first.partition,
             first.first_offset,

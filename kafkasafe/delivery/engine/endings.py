@@ -350,8 +350,8 @@ class Endings:
                 data = data_of(lane.lock.files, path, batch.position)
         except (OSError, ValueError, SpoolError) as error:
             self._log.error(
-                "The dead-letter handler cannot be called for %d records. Their copy: %s. The reason: %s",
-                batch.count,
+                "The dead-letter handler cannot be called for %s. The copy: %s. The reason: %s",
+                counted(batch.count, "record"),
                 path or "none",
                 error,
                 topic=topic,

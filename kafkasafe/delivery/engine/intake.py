@@ -31,7 +31,7 @@ from kafkasafe.delivery.engine.parcels import (
 from kafkasafe.delivery.engine.rejects import Rejects
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.record import batch as codec
-from kafkasafe.spool.refusals import place_of
+from kafkasafe.spool.refusals import counted, place_of
 
 _MOST_JOINED: Final = 5
 """Maximum number of `delivery="transactional"` batches in a unit (atomic batch). In each partition, brokers remember a
@@ -323,9 +323,9 @@ class Intake:
                 logging.INFO,
                 "batch_divided",
                 f"{topic}-{partition}",
-                "%s: a batch of %d records is divided: %s",
+                "%s: a batch of %s is divided: %s",
                 place_of(topic, partition),
-                parent.count,
+                counted(parent.count, "record"),
                 divide.batch.fault.message,
                 lane=lane.name,
                 topic=topic,

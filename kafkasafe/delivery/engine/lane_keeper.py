@@ -27,6 +27,7 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
 from kafkasafe.process.locks import new_lock
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.log_content import Entry
+from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.rejected import RejectedStore, retire, waits_of
 from kafkasafe.spool.spool import Spool
 
@@ -201,10 +202,10 @@ class LaneKeeper:
             doubt += sum(each.with_id for each in packed)
             self._context.stats.replayed_records.add(records)
             self._log.info(
-                "%s: %d records (batches: %d) of an earlier incarnation will be delivered",
+                "%s: %s (%s) of an earlier incarnation will be delivered",
                 lane.name,
-                records,
-                batches,
+                counted(records, "record"),
+                counted(batches, "batch", "batches"),
                 lane=lane.name,
                 batches=batches,
                 records=records,

@@ -39,6 +39,7 @@ from kafkasafe.delivery.engine.send_queue import SendQueue
 from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
+from kafkasafe.spool.refusals import counted
 
 _CALM: Final = 8
 """For each partition, the engine counts failed requests and requests of inquiries. The engine begins the next attempt
@@ -380,12 +381,13 @@ class Sender:
             self._ledger.parcels.records(self._ledger.last_number()),
         )
         self._log.warning(
-            "An outage of %.0f s is over: %s-%d was the first partition to answer. %d records in %d batches are"
-            " pending, and are being delivered",
+            "An outage of %.0f s is over: %s-%d was the first partition to answer. %s in %s%s pending and"
+            " being delivered",
             outage_s,
             *address,
-            records,
-            batches,
+            counted(records, "record"),
+            counted(batches, "batch", "batches"),
+            " is" if records == 1 else " are",
             topic=address[0],
             partition=address[1],
             outage_s=round(outage_s, 1),

@@ -15,6 +15,7 @@ from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue, LookedAround
 from kafkasafe.errors import LaneBusyError, SpoolError
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.siblings import LeftBehind, Siblings
 
 _LOOK_AROUND_EVERY_S: Final = 60.0
@@ -183,7 +184,9 @@ class Surroundings:
         )
         self._log.warning(
             "%s pending in %s, which no process owns, %s: %s",
-            f"{sibling.records} records are" if sibling.records else "Offsets of consumers are",
+            f"{counted(sibling.records, 'record')} {'is' if sibling.records == 1 else 'are'}"
+            if sibling.records
+            else "Offsets of consumers are",
             sibling.path,
             whose,
             command,
