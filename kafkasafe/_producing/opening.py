@@ -6,6 +6,8 @@ Only this module defines which objects of a producer use which other objects.
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files, OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.memory_files import MemoryFiles
 
 log = EventLog("producer")
@@ -65,6 +68,8 @@ def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]
     files: Files = MemoryFiles() if config.in_memory else OsFiles()
     directory = SpoolDirectory.open(config.spool_dir, files=files)
     _log_directory(config)
+    if not config.in_memory:
+        _check_user(config)
     if not config.in_memory:
         await_dropped(config.spool_dir)
     codec.load_codec(config.compression)
@@ -163,6 +168,30 @@ def _made(
         form,
         GivenOffsets(NUMBERS),
         shutdown,
+    )
+
+
+def _check_user(config: ProducerConfig) -> None:
+    """Log a warning if this process is root, and another user made the spool directory. Root can open everything there,
+    but that user's producers cannot open the files that root makes.
+    """
+    try:
+        user = (config.spool_dir / FORMAT_NAME).stat().st_uid
+    except OSError:
+        return  # unknown: the producer reports what it cannot read
+    if not user or os.geteuid():
+        return
+    log.warning(
+        "%s belongs to user %d, and this producer runs as root: that user's producers cannot open the files that it"
+        " makes. Run this program as that user. Afterwards, give the files back: chown -R --from=0 %d %s",
+        config.spool_dir,
+        user,
+        user,
+        shlex.quote(str(config.spool_dir)),
+        client_id=config.client_id,
+        path=str(config.spool_dir),
+        user=user,
+        event="spool_of_another_user",
     )
 
 
