@@ -1,9 +1,10 @@
 """What kafka-python's I/O thread may do to a SafeConsumer, and what a constructor that fails leaves behind."""
 
+import gc
 import threading
 
 import pytest
-from kafka import ConsumerRebalanceListener, KafkaProducer
+from kafka import ConsumerRebalanceListener, KafkaConsumer, KafkaProducer
 from waiting import until
 
 from kafkasafe._consuming.objects import ConsumerObjects
@@ -95,3 +96,25 @@ def test_a_constructor_that_fails_leaves_nothing_behind(fake_kafka, monkeypatch,
             SafeConsumer("t", **options)
     until(lambda: set(threading.enumerate()) <= before)
     SafeConsumer("t", **options).close()
+
+
+def test_a_dropped_consumer_keeps_its_thread_as_a_kafka_consumer_does(fake_kafka):
+    """docs/consumer.md says so: only close() ends it."""
+    fake_kafka.create_topic("t")
+
+    def dropped(kind):
+        before = set(threading.enumerate())
+        consumer = kind("t", bootstrap_servers=fake_kafka.bootstrap_servers)
+        consumer.poll(10)
+        started = set(threading.enumerate()) - before
+        client = consumer._client
+        del consumer
+        gc.collect()
+        alive = {thread for thread in started if thread.is_alive()}
+        client.close()
+        for thread in started:
+            thread.join(10)
+            assert not thread.is_alive()
+        return len(started), len(alive)
+
+    assert dropped(SafeConsumer) == dropped(KafkaConsumer) == (1, 1)
