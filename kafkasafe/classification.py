@@ -150,7 +150,8 @@ _TYPE_ROWS: Final[Mapping[type[BaseException], _Row]] = {
     errors.SpoolCorruptError: _Row(
         _FATAL,
         "Look at the damage (kafkasafe spool verify), then open the producer with on_corrupt='quarantine': it delivers"
-        " all intact records and copies the damaged bytes to another file.",
+        " the intact records and copies the damaged bytes to another file. If the damage destroyed marks, some intact"
+        " records wait for a decision (resolve_undecidable).",
         at_risk=True,
     ),
     errors.SpoolError: _Row(_FATAL, "Read the message: nothing in the spool was changed."),

@@ -47,7 +47,8 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
     if any(damage.other_lane is None for damage in damaged):
         ways.append(
             "Restore the files from a copy, or open with on_corrupt='quarantine': the damaged bytes are then copied to"
-            f" {lane / 'quarantine'}, their records are lost, and everything else is delivered"
+            f" {lane / 'quarantine'}, their records are lost, and the rest is delivered,"
+            " after a decision where the damage destroyed marks (on_undecidable)"
         )
     return ". ".join(ways)
 
