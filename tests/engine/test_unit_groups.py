@@ -298,3 +298,18 @@ def test_batches_after_offsets_without_records_are_a_group_of_their_own(monkeypa
     [unit] = [group for group in groups if m.Unit in group[0]]
     assert unit == ([m.Unit], 0, True)
     assert [group for group in groups if group[1]] == [([], 2, False)]
+
+
+@pytest.mark.parametrize("idle_s", [5.0, 30.0])
+def test_close_waits_no_longer_for_an_abort_without_a_spool_than_with_one(idle_s):
+    """It waited for 30 s (`spool="never"`), although an abort loses no record."""
+    world, life, group = started("4.3.0")
+    dropped = life.unit(("orders", 0, [b"1"]), offsets=to(10))[0]
+    group.generation = 2
+    assert world.run(60, lambda: dropped.done)
+    assert not life.engine.idle()
+    began = world.time.monotonic()
+    assert life.engine.patience_ends(Patience(idle_s, 0.0), began) == began + 5
+    life.send("orders", 1, [b"2"])
+    life.turn()
+    assert life.engine.patience_ends(Patience(idle_s, 0.0), began) == began + idle_s

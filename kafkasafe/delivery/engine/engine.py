@@ -77,6 +77,8 @@ from kafkasafe.errors import DeliveryTimeoutError, SpoolError
 from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
+_ABORT_IDLE_S: Final = 5.0
+"""How long, in seconds, `close` waits for progress if only transactions have to be aborted."""
 _LOOK_AGAIN_S: Final = 0.1
 """Time between two checks of a displaced lane while a caller waits until the lane is back in its place."""
 
@@ -337,8 +339,11 @@ class Engine:
         method.
 
         While the engine reads spools, deliveries count as paused: reading gigabytes can take a long time, during which
-        nothing is delivered.
+        nothing is delivered. If only transactions have to be aborted, no record can be lost, so a longer patience
+        (`spool="never"`) does not apply.
         """
+        if self.ledger.idle():
+            patience = Patience(min(patience.idle_s, _ABORT_IDLE_S), patience.pause_s)
         reads = self._lanes.reads() or self.surroundings.looking
         return self._context.progress.patience_ends(patience, began, paused=reads)
 
