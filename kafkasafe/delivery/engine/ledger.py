@@ -160,8 +160,8 @@ class Ledger:
                 # Pass the number to `accept`, because a signal handler may have numbered the batch in the meantime.
                 parcel.accept(number, now)
             self.parcels.add(parcel)
-            self.ahead.submit(parcel)
             self.undurable.add(parcel)
+        self.ahead.submit(parcels)
 
     def _remove_finished(self, parcels: Sequence[Parcel]) -> None:
         """Remove batches that are already on disk or delivered: a signal handler may have submitted them."""
@@ -177,7 +177,7 @@ class Ledger:
             new = list(itertools.filterfalse(attrgetter("taken"), parcels))
             for parcel in new:
                 parcel.take()
-            self.ahead.take(new)
+            self.ahead.take(parcels, new)
         return new
 
     def refuse_cluster(self, error: WrongClusterError) -> None:

@@ -37,7 +37,10 @@ class Ahead:
     def __init__(self, limit_bytes: int | None, clock: Clock) -> None:
         self._clock = clock
         self._counts = None if limit_bytes is None else RunAhead(limit_bytes)
-        self._untaken: dict[int, Parcel] = {}
+        # The batches that the pump has not taken yet: by the number of the first batch of each submission, the size of
+        # all its batches in bytes. A submission can have thousands of batches, and `has_eased` is called for each
+        # delivered batch, so it must not add up their sizes.
+        self._untaken: dict[int, int] = {}
 
     @property
     def is_far(self) -> bool:
@@ -49,15 +52,20 @@ class Ahead:
         """Whether a caller that waits because of `is_far` should stop waiting."""
         return self._counts is None or self._counts.has_eased(self._untaken_bytes())
 
-    def submit(self, parcel: Parcel) -> None:
-        """Register a batch that a caller submits, perhaps a second time after an interruption."""
-        self._untaken[parcel.number] = parcel
+    def submit(self, parcels: Sequence[Parcel]) -> None:
+        """Register batches that a caller submits together, perhaps a second time after an interruption."""
+        self._untaken[parcels[0].number] = sum(parcel.size_bytes for parcel in parcels)
 
-    def take(self, parcels: Iterable[Parcel]) -> None:
-        """Count batches that the pump has taken over."""
+    def take(self, submitted: Sequence[Parcel], new: Iterable[Parcel]) -> None:
+        """Count batches that the pump has taken over.
+
+        Args:
+            submitted: All batches of the submission.
+            new: Those of them that the pump had not taken before.
+        """
         now = self._clock.monotonic()
-        for parcel in parcels:
-            self._untaken.pop(parcel.number, None)
+        self._untaken.pop(submitted[0].number, None)
+        for parcel in new:
             if self._counts is not None and parcel.size_bytes and not parcel.done and not parcel.ahead:
                 parcel.count_ahead(counted=True)
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
@@ -96,7 +104,7 @@ class Ahead:
             self._counts.clear()
 
     def _untaken_bytes(self) -> int:
-        return sum(parcel.size_bytes for parcel in tuple(self._untaken.values()))
+        return sum(tuple(self._untaken.values()))
 
 
 class OpenParcels:
