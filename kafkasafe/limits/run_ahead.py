@@ -8,9 +8,17 @@ The limit exists only to make deliveries faster. In an outage, the limit cannot 
 make a sender wait. Therefore the outstanding bytes of a partition count only while the partition answers:
 
 1. Brokers 1 and 2 each lead half of the partitions. 14 MB are outstanding, so the sender waits.
-2. Broker 2 hangs. The partitions of broker 2 acknowledge no batch for half a second, so they no longer count.
+2. Broker 2 hangs, and broker 1 acknowledges the rest of its batches. Then nothing is acknowledged for half a second, so
+   the partitions of broker 2 no longer count.
 3. The sender continues. The records that it sends to broker 2 are buffered on disk. The outstanding records for broker
    1 stay within the limit.
+
+A partition still counts while it waits for its turn. Otherwise the limit would have no effect on a topic with very many
+partitions:
+
+1. A topic has 5,000 partitions, each with a batch of a few kilobytes. The cluster acknowledges 2,500 batches a second.
+2. So a partition gets its acknowledgement after up to two seconds. If a partition no longer counted after half a
+   second, the sender would run far ahead, and the producer would have to read most batches back from disk.
 
 When a partition answers again after an outage, 1 GB of its records may be outstanding. If a sender had to wait until
 all but 14 MB are acknowledged, it would wait for almost the whole delivery. So the partition's outstanding bytes are
@@ -32,7 +40,15 @@ _EASED_BYTES: Final = 1024 * 1024
 """A waiting sender continues once about this many bytes (one large batch) have been delivered."""
 
 PATIENCE_S: Final = 0.5
-"""A partition with waiting batches does not count after this many seconds without an acknowledgement."""
+"""A partition with waiting batches does not count after this many seconds without an acknowledgement, unless it waits
+for its turn: other partitions get acknowledgements.
+"""
+_TURN_S: Final = 5.0
+"""Longest time that a partition may wait for its turn, in seconds."""
+_TURN_LIMITS: Final = 2
+"""A partition's turn is over when the other partitions got acknowledgements for this multiple of the limit: all bytes
+that were outstanding when the partition's turn began are then acknowledged, except for the partition's own bytes.
+"""
 
 Address = tuple[str, int]
 
@@ -44,10 +60,12 @@ class _Outstanding:
     Attributes:
         since: When the partition last acknowledged a batch or, before the first acknowledgement, when its first batch
             was accepted. Monotonic seconds.
-        counts: Whether the partition answers.
+        turn_ends: The partition's turn is over when the cluster has acknowledged this many bytes in all.
+        counts: Whether the partition answers, or waits for its turn.
     """
 
     since: float
+    turn_ends: int
     size_bytes: int = 0
     counts: bool = True
 
@@ -57,14 +75,24 @@ class _Outstanding:
     def released(self, size_bytes: int) -> None:
         self.size_bytes -= size_bytes
 
-    def answered(self, now: float) -> bool:
+    def answered(self, now: float, turn_ends: int) -> bool:
         """Note an answer. Return whether the partition counts again because of the answer."""
-        began, self.counts, self.since = not self.counts, True, now
+        began, self.counts, self.since, self.turn_ends = not self.counts, True, now, turn_ends
         return began
 
-    def expired(self, now: float) -> bool:
-        """Stop counting if the partition does not answer. Return whether this call stopped the counting."""
-        stopped = self.counts and now - self.since >= PATIENCE_S
+    def expired(self, now: float, answered_at: float, answered_bytes: int) -> bool:
+        """Stop counting if the partition does not answer. Return whether this call stopped the counting.
+
+        Args:
+            now: Monotonic time, in seconds.
+            answered_at: When any partition last acknowledged a batch.
+            answered_bytes: How many bytes all partitions have acknowledged.
+        """
+        waited_s = now - self.since
+        waits_for_turn = (
+            now - answered_at < PATIENCE_S and answered_bytes < self.turn_ends and waited_s < _TURN_S
+        )
+        stopped = self.counts and waited_s >= PATIENCE_S and not waits_for_turn
         self.counts = self.counts and not stopped
         return stopped
 
@@ -81,6 +109,8 @@ class RunAhead:
         self._waiting: dict[Address, _Outstanding] = {}
         self._outstanding_bytes = 0
         self._ceiling_bytes: float = limit_bytes
+        self._answered_bytes = 0
+        self._answered_at = float("-inf")
         self._look_at = 0.0
         """The earliest time at which a partition can stop counting."""
 
@@ -105,7 +135,7 @@ class RunAhead:
         """Count a batch that was accepted for a partition."""
         waiting = self._waiting.get(address)
         if waiting is None:
-            waiting = self._waiting[address] = _Outstanding(now)
+            waiting = self._waiting[address] = _Outstanding(now, self._turn_ends())
             self._look_at = min(self._look_at, now + PATIENCE_S)
         waiting.accepted(size_bytes)
         if waiting.counts:
@@ -114,7 +144,9 @@ class RunAhead:
     def answered(self, address: Address, size_bytes: int, now: float) -> None:
         """Stop counting a batch whose outcome is known. The outcome shows that the partition's leader answers."""
         waiting = self._waiting[address]
-        if waiting.answered(now):
+        self._answered_bytes += size_bytes
+        self._answered_at = now
+        if waiting.answered(now, self._turn_ends()):
             self._outstanding_bytes += waiting.size_bytes
             self._ceiling_bytes += waiting.size_bytes
             self._look_at = min(self._look_at, now + PATIENCE_S)
@@ -132,11 +164,11 @@ class RunAhead:
             return
         self._look_at = now + PATIENCE_S
         for waiting in self._waiting.values():
-            if waiting.expired(now):
+            if waiting.expired(now, self._answered_at, self._answered_bytes):
                 self._outstanding_bytes -= waiting.size_bytes
                 self._lower(waiting.size_bytes)
             elif waiting.counts:
-                self._look_at = min(self._look_at, waiting.since + PATIENCE_S)
+                self._look_at = min(self._look_at, max(waiting.since, self._answered_at) + PATIENCE_S)
 
     @property
     def silent(self) -> frozenset[Address]:
@@ -148,6 +180,9 @@ class RunAhead:
         self._waiting.clear()
         self._outstanding_bytes = 0
         self._ceiling_bytes = self._limit_bytes
+
+    def _turn_ends(self) -> int:
+        return self._answered_bytes + _TURN_LIMITS * self._limit_bytes
 
     def _leave(self, address: Address, waiting: _Outstanding, size_bytes: int) -> None:
         waiting.released(size_bytes)

@@ -26,9 +26,11 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.refusals import counted
 from kafkasafe.spool.reserve import REMEDIES
 
-_MEMORY_BYTES: Final = MEMORY_BYTES // 2
+_MEMORY_BYTES: Final = MEMORY_BYTES // 4 * 3
 """At most this many bytes of durable, unfinished batches stay in memory (more if `run_ahead_bytes` is above its
-default). To send other batches, the engine reads them back from disk.
+default). To send other batches, the engine reads them back from disk. The limit is above the default of
+`run_ahead_bytes` by the largest room of an open batch: a sender that is just below `run_ahead_bytes` may add an open
+batch that has such a room, and these batches should not be read back.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
 """If the batches without chosen partitions have more bytes than this, an outage is the likely cause. With fewer bytes,
