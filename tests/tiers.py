@@ -128,6 +128,7 @@ QUICK: dict[str, tuple[str, ...]] = {
 
 NOT_QUICK: dict[str, tuple[str, ...]] = {
     "codes/test_classify.py": ALL,
+    "producer/test_root.py": ALL,
     "test_pages.py": ("test_the_names_of_metrics_are_those_that_prometheus_sees",),
 }
 """Exceptions from `QUICK`: tests that use a connection, or take seconds each."""
