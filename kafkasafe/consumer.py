@@ -31,7 +31,7 @@ from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.objects import ConsumerObjects
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.api import in_words
-from kafkasafe.config import validate_consumer
+from kafkasafe.config import check_topics, validate_consumer
 from kafkasafe.delivery.batch_offsets import Offer, offering
 from kafkasafe.delivery.metric_samples import AT_CLOSE
 from kafkasafe.errors import UsageError, WaitTimeoutError
@@ -179,6 +179,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             """Return the topics that this client may see."""
 
     def __init__(self, *topics: str, **options: Unpack[ConsumerOptions]) -> None:
+        check_topics(topics)
         self._safe = validate_consumer(options)
         self._tracker = EndOffsetTracker(
             self._safe.offsets_path, hold_timeout_s=self._safe.offsets_hold_timeout_s

@@ -24,7 +24,7 @@ from kafkasafe.aio.selection import Selection
 from kafkasafe.aio.thread_calls import ThreadCalls
 from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import call_in_thread, end_of
-from kafkasafe.config import validate_consumer
+from kafkasafe.config import check_topics, validate_consumer
 from kafkasafe.consumer import check_offset
 from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth, unopened_consumer
@@ -69,8 +69,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         last_stable_offset = Absent(LAST_STABLE_OFFSET)
 
     def __init__(self, *topics: str, loop: Any = None, **options: Unpack[AsyncConsumerOptions]) -> None:  # noqa: ARG002
-        if not all(isinstance(topic, str) for topic in topics):
-            raise TypeError(f"Pass topics as names: SafeConsumer('orders', 'audit'), not {topics!r}")
+        check_topics(topics)
         validate_consumer(dict(options))
         self._records = records = RecordQueue()
         self._thread = thread = ThreadSide(topics, cast("ConsumerOptions", options))

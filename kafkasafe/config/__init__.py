@@ -6,7 +6,7 @@ value, `sizes` checks the spool's sizes, `names` checks the names of options, an
 both clients have. `producer` and `consumer` validate all options of a client.
 """
 
-from kafkasafe.config.consumer import validate_consumer
+from kafkasafe.config.consumer import check_topics, validate_consumer
 from kafkasafe.config.names import DEPRECATED
 from kafkasafe.config.producer import validate
 from kafkasafe.config.spool_dir import take_locks_early, volatile_reason
@@ -20,6 +20,7 @@ __all__ = [
     "ConsumerConfig",
     "Decide",
     "ProducerConfig",
+    "check_topics",
     "take_locks_early",
     "validate",
     "validate_consumer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,24 @@ __all__ = [
     "ConsumerConfig",
     "validate_consumer",
 ]
+
+
+def check_topics(topics: Sequence[Any]) -> None:
+    """Checks the positional arguments of a consumer.
+
+    Raises:
+        TypeError: An argument is no name of a topic.
+    """
+    for topic in topics:
+        if isinstance(topic, Mapping):
+            raise TypeError(
+                "Pass options by keyword: SafeConsumer('orders', bootstrap_servers='localhost:9092', group_id='shop'),"
+                " not in a dict as confluent-kafka takes them"
+            )
+        if not isinstance(topic, str):
+            raise TypeError(
+                f"Pass topics as names: SafeConsumer('orders', 'audit'), not {type(topic).__name__}: {topic!r}"
+            )
 
 
 def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:

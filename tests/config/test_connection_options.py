@@ -8,7 +8,7 @@ import pytest
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
-from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe import SafeConsumer, SafeProducer, aio
 from kafkasafe.config import validate, validate_consumer
 from kafkasafe.errors import ConfigError
 
@@ -270,3 +270,19 @@ def test_an_option_of_a_consumer_that_cannot_work_is_named(options, says):
 )
 def test_a_consumer_takes_what_kafka_consumer_takes(options):
     validate_consumer(options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"bootstrap.servers": NOWHERE, "sasl.password": "secret"}, "Pass options by keyword"),
+        (["orders"], "Pass topics as names"),
+        (b"orders", "Pass topics as names"),
+    ],
+)
+@pytest.mark.parametrize("consumer", [SafeConsumer, aio.SafeConsumer])
+def test_what_is_no_name_of_a_topic_is_refused_before_any_connection(consumer, wrong, says):
+    """A program that came from confluent-kafka waited for localhost, and then read "unhashable type: 'dict'"."""
+    with pytest.raises(TypeError, match=says) as told:
+        consumer(wrong)
+    assert "secret" not in str(told.value)
