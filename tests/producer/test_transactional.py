@@ -638,7 +638,7 @@ def test_init_says_what_the_last_transaction_waits_for(tmp_path):
 
 def test_a_cluster_that_refuses_the_id_says_so_at_once(fake, opened):
     producer = opened(SafeProducer, fake, transaction_timeout_ms=9_000_000)
-    with pytest.raises(kafka_errors.InvalidTransactionTimeoutError):
+    with pytest.raises(kafka_errors.InvalidTransactionTimeoutError, match=r"transaction\.max\.timeout\.ms"):
         producer.init_transactions()
     name = f"txn-{uuid.uuid4().hex[:8]}"
     fake.deny("write", transactional_id=name)

@@ -421,8 +421,8 @@ class DiskWriter:
             "retained_records_deleted",
             lane.name,
             "%s: the spool is more than half full, so the producer deleted %s that retain_acked_bytes or"
-            " retain_acked_ms kept (%d bytes). If the cluster loses what was deleted, it cannot be sent again. It is of"
-            " %s; the first is %s-%d, offsets %d to %d",
+            " retain_acked_ms kept (%d bytes). If the cluster loses what was deleted, it cannot be sent again."
+            " Affected: %s; the first is %s-%d, offsets %d to %d",
             lane.name,
             counted(records, "delivered record"),
             freed,

@@ -500,7 +500,7 @@ class Transactor:
     def _name_failed(self, name: str, code: int | None, reason: str) -> None:
         """Report permanent refusals of a user's transactional id to callers."""
         if code in REFUSED_ID_CODES:
-            error: BaseException = for_code(code)(reason)
+            error: BaseException = for_code(code)(f"{reason}. {classify_code(code).explanation}")
             self._ledger.name_answered(name, error)
         else:
             self._ledger.name_answered(name, trouble=f" ({reason})")
