@@ -111,6 +111,32 @@ def test_what_is_read_back_stays_within_one_budget(monkeypatch):
     assert 10_000_000 < most <= MEMORY_BYTES
 
 
+def test_what_a_large_run_ahead_keeps_in_memory_holds_up_nothing_that_is_read_back(monkeypatch):
+    """With more than 32 MiB in memory, the batches on disk were read and sent one at a time."""
+    world = World()
+    life = begun(world, 80, run_ahead_bytes=64 << 20)
+    world.set_outage(True)
+    parcels = put_on_disk(world, life, 40, 1, 900_000)
+    life.engine.disk.can_send()
+    parcels += [life.send("orders", 40 + number, [b"x" * 900_000]) for number in range(40)]
+    world.run(0.1)
+    assert life.engine.disk.memory > MEMORY_BYTES
+    most, sent = 0, SendQueue.sent
+
+    def watched(self, *args, **options):
+        nonlocal most
+        result = sent(self, *args, **options)
+        if life.engine.disk.memory > MEMORY_BYTES:
+            most = max(most, self.reads)
+        return result
+
+    monkeypatch.setattr(SendQueue, "sent", watched)
+    world.cluster.delay(0.5)
+    world.set_outage(False)
+    assert world.run(600, lambda: all(parcel.done for parcel in parcels))
+    assert most > 10
+
+
 @pytest.mark.parametrize("buffer_bytes", [0, 16 << 20])
 def test_a_slow_uplink_delivers_and_sends_hardly_anything_twice(buffer_bytes):
     """3 MB in batches of 1 MB at 0.15 MB/s, with a time-out of 3 s: one batch takes 7 s."""

@@ -57,7 +57,9 @@ class DiskWriter:
         not count.
         """
         more_bytes = max(0, (context.config.run_ahead_bytes or 0) - RUN_AHEAD_BYTES)
-        self._memory_bytes = _MEMORY_BYTES + more_bytes + more_bytes // 4
+        self.more_memory_bytes = more_bytes + more_bytes // 4
+        """How much more memory batches may take because `run_ahead_bytes` is above its default."""
+        self._memory_bytes = _MEMORY_BYTES + self.more_memory_bytes
         self._looked_at = 0.0
         self.keeps = True
         """Whether durable batches may stay in memory. False while no broker can be reached."""
