@@ -29,6 +29,11 @@ class Outage:
         """Time of the first answer of the cluster since the last failure; None if none has come."""
         self._starting = True
 
+    @property
+    def begun(self) -> bool:
+        """Whether an outage has begun that is not reported yet."""
+        return self._began is not None
+
     def failed(self, now: float) -> None:
         """Note that a request had no answer, or that the cluster was not ready for it."""
         self._starting = False

@@ -173,6 +173,42 @@ def test_a_batch_in_doubt_that_waits_for_a_topic_is_no_outage_of_that_length(cap
     assert outages(caplog) == []
 
 
+@pytest.mark.parametrize("until_s", [30, 600])
+def test_records_that_time_out_in_an_outage_do_not_shorten_it(caplog, until_s):
+    """Their futures fail, but they wait for the cluster as before. The program sends for 30 s, or all the time."""
+    world, life = opened(delivery_timeout_ms=60_000)
+    world.set_outage(True)
+    sent = 0
+    for second in range(0, 600, 5):
+        if second < until_s:
+            life.send("orders", 0, [b"later"])
+            sent += 1
+        world.run(5)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: len(world.log("orders", 0)) == 1 + sent)
+    (length,) = outages(caplog)
+    assert 595 <= length <= 660
+
+
+def test_a_timed_out_record_that_is_delivered_does_not_lengthen_a_later_outage(caplog):
+    world, life = opened(delivery_timeout_ms=60_000)
+    world.set_outage(True)
+    life.send("orders", 0, [b"later"])
+    world.run(100)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: len(world.log("orders", 0)) == 2)
+    world.run(HOUR_S)
+    world.set_outage(True)
+    world.run(600)  # nothing waits
+    parcel = life.send("orders", 0, [b"later"])
+    world.run(20)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: parcel.done)
+    first, second = outages(caplog)
+    assert 95 <= first <= 130
+    assert 15 <= second <= 40
+
+
 def test_one_record_is_not_called_one_records(caplog):
     world, life = opened()
     world.set_outage(True)

@@ -367,10 +367,17 @@ class Sender:
 
     def _waiting_since(self, now: float) -> float:
         """When the oldest waiting batch was submitted, in monotonic seconds; 0 if an earlier run submitted the batch,
-        and `now` if no batch waits.
+        and `now` if no batch waits, or no outage is to be reported.
+
+        A batch whose `delivery_timeout_ms` is over still waits. Only its lane has it then, not the ledger.
         """
+        if not self._outage.begun:
+            return now
         oldest = self._ledger.parcels.oldest
-        return now if oldest is None else oldest.sealed_at
+        waiting = [next(iter(lane.parcels.values())) for lane in self._context.lanes if lane.parcels]
+        if oldest is not None:
+            waiting.append(oldest)
+        return min((parcel.sealed_at for parcel in waiting), default=now)
 
     def _report_outage(self, address: tuple[str, int], outage_s: float) -> None:
         """Log the end of an outage, unless `outage_s` is 0."""
