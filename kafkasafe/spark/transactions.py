@@ -56,6 +56,8 @@ _NO_OFFSET: Final = -1
 _ADDS_ITSELF: Final = 2
 # Back-off while the coordinator is still ending the previous transaction, which takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
+# If an attempt has at most this many seconds, a broker that works may be too slow to answer it.
+_MOMENT_S: Final = 5.0
 
 
 # Error code → (resource, {request: the permission that it needs}, the permission for all other requests)
@@ -366,10 +368,10 @@ class TransactionRequests:
                     lambda reply: self._transport.refresh_metadata([name], reply), left_s
                 )
             except WaitTimeoutError:
-                # The last attempt may get only a moment. A broker's earlier answer says more than its time-out.
-                if answered is not None:
-                    raise answered from None
-                raise
+                # The last attempt may get only a moment. A broker's earlier answer then says more than the time-out.
+                if answered is None or left_s > _MOMENT_S:
+                    raise
+                raise answered from None
             info = metadata.topics.get(name)
             code = UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error_code
             if info is None or code:

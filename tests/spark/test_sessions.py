@@ -17,8 +17,9 @@ from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 from sinks import new_name, options, values
 
 from kafkasafe.cluster.api import MetadataRefreshed
-from kafkasafe.errors import CheckpointMismatchError, ConfigError
+from kafkasafe.errors import CheckpointMismatchError, ConfigError, WaitTimeoutError
 from kafkasafe.record import batch
+from kafkasafe.spark import transactions
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink_options import sink_options
@@ -150,6 +151,18 @@ def test_a_topic_that_brokers_do_not_know_is_missing_even_if_the_last_answer_com
     with pytest.raises(UnknownTopicOrPartitionError):
         TransactionRequests(transport, "", timeout_s=1.0).partition_count("t")
     assert len(asked) == 2
+
+
+def test_brokers_that_fall_silent_after_an_answer_are_what_a_wait_for_a_topic_reports():
+    answers = [MetadataRefreshed(None, (), {})]
+
+    def answer_the_first(names, reply):
+        if answers:
+            reply(answers.pop())
+
+    requests = TransactionRequests(mock.Mock(refresh_metadata=answer_the_first), "", timeout_s=1.0)
+    with mock.patch.object(transactions, "_MOMENT_S", 0.1), pytest.raises(WaitTimeoutError):
+        requests.partition_count("t")
 
 
 def emptied(records):
