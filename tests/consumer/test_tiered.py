@@ -92,6 +92,21 @@ class Tiered:
             return -999 if isinstance(answer, Failure) else answer.error_code
         return None if answer.records else 7
 
+    def await_loss(self):
+        """Until the leader no longer finds the remote segments."""
+        seen = []
+
+        def is_lost():
+            seen.append((self.fetched(0), self.offset(0)))
+            code, offset = seen[-1]
+            return code == 1 and (offset or 0) >= 20
+
+        try:
+            until(is_lost)
+        except AssertionError as error:
+            error.add_note(f"(error code, offset): {seen[:3]} … {seen[-3:]}")
+            raise
+
     def _ask(self, send, *args, **more):
         done, box = threading.Event(), []
         send(self.topic, 0, *args, lambda answer: (box.append(answer), done.set()), **more)
@@ -249,7 +264,7 @@ def test_look_ups_by_time_while_the_metadata_come_back_give_no_wrong_answer(
         properties.write_text(usual.replace(f"{INTERVAL}=300", f"{INTERVAL}=3600000"))
         try:
             cluster.start_all()
-            until(lambda: topic.fetched(0) == 1 and (topic.offset(0) or 0) >= 20)
+            topic.await_loss()
             cluster.kill(holder)
             shutil.rmtree(metadata)
             shutil.copytree(tmp_path / "saved", metadata)
@@ -300,7 +315,7 @@ def test_a_segment_that_is_not_found_is_no_offset_out_of_range(cluster, consumer
         properties.write_text(usual.replace(f"{INTERVAL}=300", f"{INTERVAL}=3600000"))
         try:
             cluster.start_all()
-            until(lambda: topic.fetched(0) == 1 and (topic.offset(0) or 0) >= 20)
+            topic.await_loss()
             assert topic.offset(-2) == 0
             consumer = consumers.assigned(topic.topic, 0, 1, auto_offset_reset="latest")
             for tp in (topic.remote, topic.local):
