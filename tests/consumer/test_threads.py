@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import warnings
 
 import pytest
 from kafka import ConsumerRebalanceListener, KafkaConsumer, KafkaProducer
@@ -117,4 +118,10 @@ def test_a_dropped_consumer_keeps_its_thread_as_a_kafka_consumer_does(fake_kafka
             assert not thread.is_alive()
         return len(started), len(alive)
 
-    assert dropped(SafeConsumer) == dropped(KafkaConsumer) == (1, 1)
+    assert dropped(SafeConsumer) == (1, 1)
+    gc.collect()
+    with warnings.catch_warnings():
+        # Now and then KafkaConsumer's client closes while it connects, and drops the socket without closing it.
+        warnings.simplefilter("ignore", ResourceWarning)
+        assert dropped(KafkaConsumer) == (1, 1)
+        gc.collect()
