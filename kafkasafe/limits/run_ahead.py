@@ -154,9 +154,11 @@ class RunAhead:
         self._lower(size_bytes // 2)
 
     def withdrawn(self, address: Address, size_bytes: int) -> None:
-        """Stop counting a batch that has left memory."""
-        self._leave(address, self._waiting[address], size_bytes)
-        self._lower(size_bytes)
+        """Stop counting a batch that has left memory, or that the program no longer waits for. This is no answer."""
+        waiting = self._waiting[address]
+        self._leave(address, waiting, size_bytes)
+        if waiting.counts:
+            self._lower(size_bytes)
 
     def expire(self, now: float) -> None:
         """Stop counting partitions that do not answer (`PATIENCE_S`). Call it repeatedly while a sender waits."""

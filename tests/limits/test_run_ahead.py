@@ -142,6 +142,18 @@ def test_what_is_withdrawn_does_not_count() -> None:
     assert not ahead.is_reached()
 
 
+def test_what_is_withdrawn_without_counting_leaves_the_backlog_of_others_its_room() -> None:
+    """A's backlog is being delivered, while B is silent and its batches leave memory."""
+    ahead = RunAhead(1000)
+    ahead.accepted(A, 6000, 0.0)
+    ahead.accepted(B, 5000, 0.0)
+    ahead.expire(PATIENCE_S)
+    ahead.answered(A, 100, 1.0)
+    assert not ahead.is_reached()
+    ahead.withdrawn(B, 4000)
+    assert not ahead.is_reached()
+
+
 def test_what_may_be_outstanding_stays_in_memory_until_it_is_sent() -> None:
     """Topics with thousands of partitions: just below the limit, an open batch of 8 MiB was added, and more than the
     half of all batches was read back from disk.
