@@ -71,14 +71,18 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Stop counting a batch that the journal has packed, because a packed batch takes almost no memory."""
+        """Stop counting a batch without an answer, for example because the journal has packed it: a packed batch takes
+        almost no memory.
+        """
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
 
     def finish(self, parcel: Parcel) -> None:
-        """Stop counting a batch whose outcome is final."""
-        if parcel.ahead and self._counts is not None:
+        """Stop counting a batch whose outcome is final. A time-out (`delivery_timeout_ms`) is no answer."""
+        if parcel.expired:
+            self.withdraw(parcel)
+        elif parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             now = self._clock.monotonic()
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
