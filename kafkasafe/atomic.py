@@ -349,8 +349,9 @@ class AtomicBatch(metaclass=Tidy):
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
-            UsageError: The batch was committed or dropped before. Also raised if the consumer's options do not fit: no
-                group, automatic commits, or no stable offsets (KIP-447). The message says which option to set.
+            UsageError: The batch was committed or dropped before. Also raised if the consumer is closed, or if its
+                options do not fit: no group, automatic commits, or no stable offsets (KIP-447). The message says which
+                option to set.
             TypeError: A partition, an offset or the group has the wrong type.
             ValueError: A number is out of range, such as a negative offset.
             ConfigError: A string is too long, or cannot be written as UTF-8.

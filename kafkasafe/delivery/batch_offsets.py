@@ -165,7 +165,10 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 
 
 def check_settings(consumer: Any) -> None:
-    """Raises an error if the consumer's settings could make atomic batches lose or repeat records.
+    """Raises an error if the consumer's settings could make atomic batches lose or repeat records, or if it is closed.
+
+    A closed consumer has left its group and has no partitions. So the batch would commit no offsets, and the results of
+    the same records would be in the output again.
 
     A consumer with automatic commits may commit offsets before the batch with its records is delivered:
 
@@ -189,8 +192,13 @@ def check_settings(consumer: Any) -> None:
         consumer: KafkaConsumer or SafeConsumer.
 
     Raises:
-        UsageError: A setting is wrong. The message names the option.
+        UsageError: A setting is wrong (the message names the option), or the consumer is closed.
     """
+    if getattr(consumer, "_closed", False):
+        raise UsageError(
+            "This consumer is closed, so a batch cannot commit its offsets. Call send_offsets() before close(). Discard"
+            " the collected records: the group's next member reads them again"
+        )
     if consumer.config.get("group_id") is None:
         raise UsageError(
             "This consumer has no group (group_id), so it has no offsets that a batch could commit"

@@ -89,6 +89,24 @@ def test_the_others_are_taken(fake_kafka, producer, kind, isolation):
         assert until(lambda: consumer.committed(PLACE)) == records[-1].offset + 1
 
 
+@pytest.mark.parametrize("reads", ["subscribe", "assign"])
+@pytest.mark.parametrize("kind", [KafkaConsumer, SafeConsumer])
+def test_a_closed_consumer_is_refused_each_time(fake_kafka, producer, kind, reads):
+    """It has left its group and has no partitions, so the batch committed no offsets: the output was there again."""
+    with opened(kind, fake_kafka.bootstrap_servers) as consumer:
+        if reads == "subscribe":
+            consumer.unsubscribe()
+            consumer.subscribe(["in"])
+        until(lambda: poll(consumer))
+        consumer.close()
+        batch = producer.batch()
+        batch.send("out", b"sum")
+        for _ in range(2):
+            with pytest.raises(UsageError, match="closed"):
+                batch.send_offsets(consumer)
+        batch.drop()
+
+
 def given_by(way, consumer):
     """The arguments of `send_offsets` for all that a consumer has returned."""
     if way == "consumer":
