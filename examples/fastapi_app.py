@@ -97,6 +97,8 @@ def main() -> None:
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
+    if options.count < 1:
+        parser.error("--count must be 1 or more")
     with contextlib.ExitStack() as stack:
         servers = options.bootstrap
         if not servers:

@@ -176,6 +176,8 @@ def main() -> None:
     parser.add_argument("--clicks", type=int, default=6000)
     parser.add_argument("--pipeline", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.clicks < 1:
+        parser.error("--clicks must be 1 or more")
     if options.pipeline:
         pipeline(*options.pipeline)
     elif options.bootstrap:

@@ -96,7 +96,11 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
+    if options.count < 1:
+        parser.error("--count must be 1 or more")
     if options.work:
+        if not options.bootstrap:
+            parser.error("--work needs --bootstrap")
         asyncio.run(work(options.bootstrap, options.orders, options.invoices))
         return
     with contextlib.ExitStack() as stack:

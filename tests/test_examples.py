@@ -57,6 +57,24 @@ def test_an_example_with_spark_runs_by_itself(tmp_path, name):
     assert SAYS[name] in run(tmp_path, name, timeout_s=570, SPARK_SUBMIT_OPTS=java)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("drop_in.py", ["--count", "0"], "--count must be 1 or more"),
+        ("fastapi_app.py", ["--count", "-1"], "--count must be 1 or more"),
+        ("prefork.py", ["--count", "0"], "--count must be 1 or more"),
+        ("worker.py", ["--count", "0"], "--count must be 1 or more"),  # its worker waited without end
+        ("worker.py", ["--work"], "--work needs --bootstrap"),
+        ("spark_exactly_once.py", ["--clicks", "0"], "--clicks must be 1 or more"),
+        ("dashboard/run.py", ["--screenshot", "page.png"], "--screenshot needs --once"),
+    ],
+)
+def test_an_example_refuses_arguments_that_it_cannot_use(tmp_path, name, arguments, says):
+    done = python(EXAMPLES / name, *arguments, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+
+
 def test_drop_in_runs_on_a_given_cluster(tmp_path, kafka):
     kafka.create_topic("drop-in-orders", partitions=3)
     out = run(

@@ -274,6 +274,8 @@ def main() -> int:
     )
     parser.add_argument("--screenshot", type=Path, metavar="PNG", help="with --once: a picture of the page")
     options = parser.parse_args()
+    if options.screenshot and not options.once:
+        parser.error("--screenshot needs --once")
     # Do not log warnings: the temporary spool directories and the faults are intended.
     logging.getLogger("kafkasafe").setLevel(logging.CRITICAL)
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
