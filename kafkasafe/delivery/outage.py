@@ -19,6 +19,9 @@ class Outage:
     a topic (missing, forbidden). So the time for which a batch waits for a topic, for a decision, or for the disk is no
     part of an outage. The outage is reported when a leader decides about a batch: then records are delivered again.
 
+    If a partition has failed, only the decision of a leader of such a partition is reported. While one of several
+    brokers is down, the partitions of the other brokers neither begin nor end an outage.
+
     Args:
         now: The time at which the producer starts, in seconds.
     """
@@ -27,6 +30,8 @@ class Outage:
         self._began: float | None = now
         self._answered: float | None = None
         """Time of the first answer of the cluster since the last failure; None if none has come."""
+        self._failed: set[tuple[str, int] | None] = set()
+        """The partitions with a failure since the outage began; None: the failure was one of all partitions."""
         self._starting = True
 
     @property
@@ -34,11 +39,15 @@ class Outage:
         """Whether an outage has begun that is not reported yet."""
         return self._began is not None
 
-    def failed(self, now: float) -> None:
-        """Note that a request had no answer, or that the cluster was not ready for it."""
+    def failed(self, now: float, partition: tuple[str, int] | None = None) -> None:
+        """Note that a request had no answer, or that the cluster was not ready for it. `partition` is None if the
+        request was not about a partition.
+        """
         self._starting = False
         if self._began is None or (self._answered is not None and now - self._answered >= _SHORT_S):
             self._began = now
+            self._failed.clear()
+        self._failed.add(partition)
         self._answered = None
 
     def connected(self, now: float) -> None:
@@ -54,33 +63,43 @@ class Outage:
         if self._answered is None:
             self._answered = now
 
-    def refused(self, verdict: ProduceVerdict, now: float, waiting_since: float) -> float:
+    def refused(
+        self,
+        verdict: ProduceVerdict,
+        now: float,
+        waiting_since: float,
+        partition: tuple[str, int] | None = None,
+    ) -> float:
         """Note a refusal. A final rejection ends an outage as an acknowledgement does.
 
         Returns:
             What `decided` returns; 0 if the refusal is not final.
         """
         if verdict.action is AnswerAction.REJECT_BATCH:
-            return self.decided(now, waiting_since)
+            return self.decided(now, waiting_since, partition)
         if verdict.action is AnswerAction.RETRY and verdict.scope is not Scope.DESTINATION:
-            self.failed(now)
+            self.failed(now, partition)
         else:
             self.answered(now)
         return 0.0
 
-    def decided(self, now: float, waiting_since: float) -> float:
+    def decided(self, now: float, waiting_since: float, partition: tuple[str, int] | None = None) -> float:
         """Note that a leader acknowledged or rejected a batch, or that its log contains a batch in doubt.
 
         Args:
             now: Seconds.
             waiting_since: Time at which the oldest waiting batch was submitted, in seconds, by the clock of `now`. An
                 outage in which nothing waited does not count.
+            partition: Whose leader decided.
 
         Returns:
-            The length of the outage in seconds; 0 if the outage is too short to report.
+            The length of the outage in seconds; 0 if the outage is too short to report, or is one of other partitions.
         """
+        if self._failed and self._failed.isdisjoint((partition, None)):
+            return 0.0
         began, ended = self._began, now if self._answered is None else self._answered
         self._began = self._answered = None
+        self._failed.clear()
         self._starting = False
         if began is None:
             return 0.0

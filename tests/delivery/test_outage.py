@@ -113,3 +113,14 @@ def test_a_time_in_which_nothing_waited_is_no_outage():
     outage = running()
     outage.failed(500.0)  # its records were given up
     assert outage.decided(4000.0, 3999.0) == 0
+
+
+def test_only_a_partition_that_failed_ends_the_outage():
+    outage = running()
+    outage.failed(100.0, ("orders", 0))
+    assert outage.decided(200.0, 99.0, ("orders", 1)) == 0
+    assert outage.begun
+    assert outage.decided(300.0, 99.0, ("orders", 0)) == 200
+    outage.failed(400.0, ("orders", 0))
+    outage.failed(401.0)  # no producer id, so no partition can send
+    assert outage.decided(500.0, 399.0, ("orders", 1)) == 100

@@ -224,3 +224,24 @@ def test_one_record_is_not_called_one_records(caplog):
     said = caplog.text
     assert "1 record (1 batch) of an earlier incarnation will be delivered" in said
     assert "1 record in 1 batch is pending and being delivered" in said
+
+
+def test_partitions_of_brokers_that_work_end_no_outage_of_another_broker(caplog):
+    """Each of their batches logged an end of the outage."""
+    world = World(brokers=2)
+    world.cluster.create_topic("orders", 2, replication_factor=1)
+    life = world.start()
+    for partition in range(2):
+        delivered(world, life, b"first", partition)
+    down = world.cluster.leader("orders", 0)
+    world.cluster.kill(down)
+    parcel = life.send("orders", 0, [b"later"])
+    for _ in range(10):
+        world.run(60)
+        delivered(world, life, b"later", partition=1)
+    assert outages(caplog) == []
+    world.cluster.start(down)
+    assert world.run(120, until=lambda: parcel.done)
+    (length,) = outages(caplog)
+    assert 595 <= length <= 660
+    assert "orders-0 was the first partition to answer" in caplog.text

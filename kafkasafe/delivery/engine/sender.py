@@ -293,7 +293,7 @@ class Sender:
             if code:
                 self._outage.answered(self._context.clock.monotonic())
             elif not isinstance(reply.error, _NOT_THE_CLUSTER):
-                self._outage.failed(self._context.clock.monotonic())
+                self._outage.failed(self._context.clock.monotonic(), address)
             lane.journal.lost(
                 batch,
                 sent=reply.sent,
@@ -314,7 +314,7 @@ class Sender:
             verdict = classify_produce(reply.error_code)
             monotonic = self._context.clock.monotonic()
             self._report_outage(
-                address, self._outage.refused(verdict, monotonic, self._waiting_since(monotonic))
+                address, self._outage.refused(verdict, monotonic, self._waiting_since(monotonic), address)
             )
             lane.journal.refused(
                 batch,
@@ -331,7 +331,9 @@ class Sender:
             self._context.progress.note()
             parcel = lane.parcels.get(batch.handle)
             monotonic = self._context.clock.monotonic()
-            self._report_outage(address, self._outage.decided(monotonic, self._waiting_since(monotonic)))
+            self._report_outage(
+                address, self._outage.decided(monotonic, self._waiting_since(monotonic), address)
+            )
             if parcel is not None:
                 parcel.stamp_append_time(reply.log_append_time)
             if reply.log_append_time >= 0:
@@ -359,7 +361,7 @@ class Sender:
     def found(self, address: tuple[str, int]) -> None:
         """Note that the log of a partition has a batch that was in doubt."""
         monotonic = self._context.clock.monotonic()
-        self._report_outage(address, self._outage.decided(monotonic, self._waiting_since(monotonic)))
+        self._report_outage(address, self._outage.decided(monotonic, self._waiting_since(monotonic), address))
 
     def not_found(self) -> None:
         """Note that a leader has answered about a batch in doubt, but nothing shows whether its log has the batch."""
