@@ -17,7 +17,8 @@ class Outage:
     nothing before the cluster has answered. An outage ends as soon as the cluster answers about anything: if a leader
     acknowledges or rejects a batch, if its log contains a batch in doubt or cannot show one, or if the cluster refuses
     a topic (missing, forbidden). So the time for which a batch waits for a topic, for a decision, or for the disk is no
-    part of an outage. The outage is reported when a leader decides about a batch: then records are delivered again.
+    part of an outage. The outage is reported when a leader decides about a batch: then records are delivered again. Of
+    several outages before this decision, the longest is reported.
 
     If a partition has failed, only the decision of a leader of such a partition is reported. While one of several
     brokers is down, the partitions of the other brokers neither begin nor end an outage.
@@ -30,6 +31,8 @@ class Outage:
         self._began: float | None = now
         self._answered: float | None = None
         """Time of the first answer of the cluster since the last failure; None if none has come."""
+        self._longest: tuple[float, float] | None = None
+        """Begin and end of the longest earlier outage that is not reported yet."""
         self._failed: set[tuple[str, int] | None] = set()
         """The partitions with a failure since the outage began; None: the failure was one of all partitions."""
         self._starting = True
@@ -44,7 +47,11 @@ class Outage:
         request was not about a partition.
         """
         self._starting = False
-        if self._began is None or (self._answered is not None and now - self._answered >= _SHORT_S):
+        if self._began is None:
+            self._began = now
+        elif self._answered is not None and now - self._answered >= _SHORT_S:
+            over = self._began, self._answered
+            self._longest = max(self._longest or over, over, key=_length)
             self._began = now
             self._failed.clear()
         self._failed.add(partition)
@@ -97,11 +104,18 @@ class Outage:
         """
         if self._failed and self._failed.isdisjoint((partition, None)):
             return 0.0
-        began, ended = self._began, now if self._answered is None else self._answered
-        self._began = self._answered = None
+        if self._began is None:
+            return 0.0
+        waits = [(self._began, now if self._answered is None else self._answered)]
+        if self._longest is not None:
+            waits.append(self._longest)
+        self._began = self._answered = self._longest = None
         self._failed.clear()
         self._starting = False
-        if began is None:
-            return 0.0
-        length = ended - max(began, waiting_since)
+        length = max(ended - max(began, waiting_since) for began, ended in waits)
         return length if length >= _SHORT_S else 0.0
+
+
+def _length(outage: tuple[float, float]) -> float:
+    began, ended = outage
+    return ended - began

@@ -100,7 +100,7 @@ def test_an_answer_that_does_not_decide_ends_an_outage_that_a_later_decision_tel
     assert outage.decided(3600.0, 499.0) == 50
 
 
-@pytest.mark.parametrize(("again", "length"), [(555.0, 110), (3600.0, 10)])
+@pytest.mark.parametrize(("again", "length"), [(555.0, 110), (3600.0, 50)])
 def test_failures_with_a_short_pause_between_them_are_one_outage(again, length):
     outage = running()
     outage.failed(500.0)
@@ -124,3 +124,15 @@ def test_only_a_partition_that_failed_ends_the_outage():
     outage.failed(400.0, ("orders", 0))
     outage.failed(401.0)  # no producer id, so no partition can send
     assert outage.decided(500.0, 399.0, ("orders", 1)) == 100
+
+
+@pytest.mark.parametrize(("since", "length"), [(99.0, 300), (350.0, 50), (2015.0, 0)])
+def test_a_lost_answer_after_an_outage_does_not_hide_it(since, length):
+    """The topic is refused after the outage, so no batch is decided before the next failure."""
+    outage = running()
+    outage.failed(100.0)
+    outage.answered(400.0)
+    outage.failed(2000.0)
+    outage.answered(2020.0)
+    outage.failed(3000.0)
+    assert outage.decided(3001.0, since) == length

@@ -209,6 +209,23 @@ def test_a_timed_out_record_that_is_delivered_does_not_lengthen_a_later_outage(c
     assert 15 <= second <= 40
 
 
+def test_a_lost_answer_after_a_topic_was_refused_does_not_hide_the_outage(caplog):
+    world, life = opened()
+    world.set_outage(True)
+    parcel = life.send("orders", 0, [b"later"])
+    world.run(300)
+    world.cluster.deny("write", topic="orders")
+    world.set_outage(False)
+    world.run(300)
+    world.set_outage(True)
+    world.run(5)
+    world.cluster.deny("write", topic="orders", on=False)
+    world.set_outage(False)
+    assert world.run(120, until=lambda: parcel.done)
+    (length,) = outages(caplog)
+    assert 295 <= length <= 330
+
+
 def test_one_record_is_not_called_one_records(caplog):
     world, life = opened()
     world.set_outage(True)
