@@ -188,6 +188,8 @@ def test_records_that_time_out_in_an_outage_do_not_shorten_it(caplog, until_s):
     assert world.run(60, until=lambda: len(world.log("orders", 0)) == 1 + sent)
     (length,) = outages(caplog)
     assert 595 <= length <= 660
+    (told,) = [each for each in caplog.records if getattr(each, "event", "") == "delivered_again"]
+    assert (told.records, told.batches) == (sent, sent)
 
 
 def test_a_timed_out_record_that_is_delivered_does_not_lengthen_a_later_outage(caplog):

@@ -385,10 +385,10 @@ class Sender:
         """Log the end of an outage, unless `outage_s` is 0."""
         if not outage_s:
             return
-        batches, records = (
-            len(self._ledger.parcels),
-            self._ledger.parcels.records(self._ledger.last_number()),
-        )
+        # Only its lane has a batch whose `delivery_timeout_ms` is over, not the ledger.
+        late = [p.count for lane in self._context.lanes for p in lane.parcels.values() if p.expired]
+        batches = len(self._ledger.parcels) + len(late)
+        records = self._ledger.parcels.records(self._ledger.last_number()) + sum(late)
         self._log.warning(
             "An outage of %.0f s is over: %s-%d was the first partition to answer. %s in %s%s pending and"
             " being delivered",
