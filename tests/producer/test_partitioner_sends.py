@@ -73,9 +73,13 @@ def test_a_partitioner_that_sends_to_its_own_topic_while_the_batch_is_sealed(fak
     until the stack was exhausted, with one more record at each level.
     """
     producer, partitioner = sending("t", linger_ms=60_000)
+    for node in (1, 2, 3):
+        fake_kafka.pause(node)
     first = producer.send("t", b"inner-first")
     first.durable(60)  # sealed, and waits for the topic's partitions
     waiting = [producer.send("t", b"%d" % number) for number in range(3)]
+    for node in (1, 2, 3):
+        fake_kafka.resume(node)
     first.get(60)
     producer.flush(60)
     assert [future.get(60).partition for future in waiting] == [1, 1, 1]
