@@ -80,7 +80,7 @@ class Loop(NetworkSelector):
         elif self._scheduled:
             due_s = max(0.0, min(self._scheduled[0][0] - time.monotonic(), _LONGEST_SELECT_S))
             timeout = due_s if timeout is None else min(timeout, due_s)
-        self._process_events(self._selector.select(timeout))
+        self._process_events(self._selector.select(timeout) or self._missed_events(timeout))
         self._schedule_tasks()  # type: ignore[no-untyped-call]
         for _ in range(len(self._ready)):
             self._run_task(self._ready.popleft())
@@ -88,6 +88,16 @@ class Loop(NetworkSelector):
             unwritten, self.unwritten = self.unwritten, []
             for write in unwritten:
                 self._do(write)
+
+    def _missed_events(self, timeout: float | None) -> list[Any]:
+        """Look again, without waiting, after a wait that ended without events.
+
+        1. A client waits for answers, with a timer for late answers. The process is stopped (SIGSTOP, a debugger).
+        2. The brokers answer. When the process continues, the timer is due, and SIGCONT ends the wait without events.
+        3. If the loop did not look again, it would run the timer before it reads the answers, and close the connections
+           of brokers that have answered.
+        """
+        return self._selector.select(0.0) if timeout else []
 
     def _process_events(self, event_list: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
         for event in event_list:
