@@ -13,6 +13,7 @@ from kafkasafe import units as u
 from kafkasafe.delivery.first_decision import FirstDecision
 from kafkasafe.delivery.readings import Numbers, OffsetClaim, OffsetsFate, ProducerLane, Readings
 from kafkasafe.errors import BatchDroppedError, UsageError
+from kafkasafe.kafkapython.private_fields import is_closed
 
 _FATES = {
     j.Fate.COMMITTED: OffsetsFate.COMMITTED,
@@ -194,7 +195,7 @@ def check_settings(consumer: Any) -> None:
     Raises:
         UsageError: A setting is wrong (the message names the option), or the consumer is closed.
     """
-    if getattr(consumer, "_closed", False):
+    if is_closed(consumer):
         raise UsageError(
             "This consumer is closed, so a batch cannot commit its offsets. Call send_offsets() before close(). Discard"
             " the collected records: the group's next member reads them again"

@@ -67,3 +67,8 @@ def missing_fields(consumer: Any) -> list[str]:
         for name in FIELDS[kind]
         if not hasattr(part, name)
     ]
+
+
+def is_closed(consumer: Any) -> bool:
+    """Returns whether a consumer is closed. Another class's consumer without the field counts as open."""
+    return bool(getattr(consumer, "_closed", False))
