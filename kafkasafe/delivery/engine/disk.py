@@ -295,7 +295,7 @@ class DiskWriter:
             silent = self._ledger.ahead.silent
         for lane in self._context.lanes if silent else ():
             for parcel in lane.parcels.values():
-                if _is_written(parcel) and (parcel.topic, parcel.partition) in silent:
+                if parcel.is_written and (parcel.topic, parcel.partition) in silent:
                     self.drop(parcel)
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
@@ -323,7 +323,7 @@ class DiskWriter:
         if self.memory and not self._config.in_memory:
             for lane in self._context.lanes:
                 for parcel in lane.parcels.values():
-                    if _is_written(parcel):
+                    if parcel.is_written:
                         self.drop(parcel)
 
     def bytes_of(self, lane: Lane, parcel: Parcel, batch: j.Batch) -> bytearray:
@@ -499,18 +499,6 @@ class DiskWriter:
             for parcel in undurable.values()
             if parcel.sealed_at <= before or undurable.size_bytes > BACKLOG_BYTES // 2
         ]
-
-
-def _is_written(parcel: Parcel) -> bool:
-    """Return whether the spool has the bytes of this very parcel (a batch, as callers see it).
-
-    1. The engine joins small batches of a partition, which are durable, into one batch. The parcel of the joined
-       batch counts as durable, because the records are on disk in the small batches.
-    2. Before the joined batch is written, the engine writes another spool group, and the batches in memory exceed their
-       limit.
-    3. The bytes of the joined batch are only in memory, so the engine must not drop them.
-    """
-    return parcel.durable and parcel.batch is not None and parcel.batch.durable
 
 
 def _differs(data: bytearray, identity: BatchId | None) -> bool:

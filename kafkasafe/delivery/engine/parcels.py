@@ -178,6 +178,18 @@ class Parcel:
         """Drop the parcel's bytes, because the spool or the parcel's parts have them."""
         self.data = None
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the spool has the bytes of this very parcel.
+
+        1. The engine joins small batches of a partition, which are durable, into one batch. The parcel of the joined
+           batch counts as durable, because the records are on disk in the small batches.
+        2. Before the joined batch is written, the engine writes another spool group, and the batches in memory exceed
+           their limit.
+        3. The bytes of the joined batch are only in memory, so the engine must not drop them.
+        """
+        return self.durable and self.batch is not None and self.batch.durable
+
     # -- its batch -----------------------------------------------------------------------------------------------------
 
     def assign(self, batch: j.Batch) -> None:
