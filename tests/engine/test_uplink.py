@@ -137,6 +137,38 @@ def test_what_a_large_run_ahead_keeps_in_memory_holds_up_nothing_that_is_read_ba
     assert most > 10
 
 
+def test_the_newest_batches_leave_the_memory_to_what_is_read_back(monkeypatch):
+    """They are sent last. Up to 24 MiB of them stayed in memory until all the batches on disk were sent, so only 8 MiB
+    of these could be in flight: over a far link, the end of an outage took longer.
+    """
+    world = World()
+    life = begun(world, 40)
+    disk = life.engine.disk
+    world.set_outage(True)
+    parcels = put_on_disk(world, life, 40, 3, 900_000)
+    disk.can_send()
+    for number in range(26):
+        parcels.append(life.send("orders", number, [b"x" * 900_000]))
+        world.run(0.001)
+    assert disk.memory > MEMORY_BYTES * 2 // 3
+    most, memory, sent = 0, [], SendQueue.sent
+
+    def watched(self, *args, **options):
+        nonlocal most
+        result = sent(self, *args, **options)
+        most = max(most, self.read_bytes)
+        memory.append(self.memory_bytes)
+        return result
+
+    monkeypatch.setattr(SendQueue, "sent", watched)
+    world.cluster.delay(0.5)
+    world.set_outage(False)
+    assert world.run(600, lambda: all(parcel.done for parcel in parcels))
+    assert max(memory) <= MEMORY_BYTES
+    assert most > MEMORY_BYTES // 2 - 1_000_000
+    assert disk.memory == 0
+
+
 @pytest.mark.parametrize("buffer_bytes", [0, 16 << 20])
 def test_a_slow_uplink_delivers_and_sends_hardly_anything_twice(buffer_bytes):
     """3 MB in batches of 1 MB at 0.15 MB/s, with a time-out of 3 s: one batch takes 7 s."""

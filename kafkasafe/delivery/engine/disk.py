@@ -60,7 +60,7 @@ class DiskWriter:
         self.more_memory_bytes = more_bytes + more_bytes // 4
         """How much more memory batches may take because `run_ahead_bytes` is above its default."""
         self._memory_bytes = _MEMORY_BYTES + self.more_memory_bytes
-        self._looked_at = 0.0
+        self._looked_at = self._scarce_until = 0.0
         self.keeps = True
         """Whether durable batches may stay in memory. False while no broker can be reached."""
         self._spill_due = False
@@ -246,7 +246,7 @@ class DiskWriter:
             # If a divided batch was durable, its parts count as durable from the start.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
-        if self.keeps and self.memory <= self._memory_bytes:
+        if self.keeps and not self._is_over():
             # These batches will be sent from memory.
             lane.spool.drop_cache()
 
@@ -265,9 +265,7 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Recount the bytes of batches without chosen partitions. Call this method after each event, other than a
-        write, that may change the number.
-        """
+        """Recount the bytes of batches without chosen partitions, after an event (no write) that may change them."""
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
             lane.spool.keep_room(lane.divisions.waiting_bytes)
@@ -278,10 +276,26 @@ class DiskWriter:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
         self._ledger.made_durable(parcels)
-        if self.memory > self._memory_bytes:
+        if self._is_over():
             self._drop_silent()
-        if self.memory > self._memory_bytes or not self.keeps:
+        if self._is_over() or not self.keeps:
             for parcel in parcels:
+                self.drop(parcel)
+
+    def _is_over(self) -> bool:
+        scarce = self._context.clock.monotonic() < self._scarce_until
+        return self.memory > self._memory_bytes - scarce * MEMORY_BYTES // 4
+
+    def leave_room(self) -> None:
+        """Drop the bytes of the newest batches, which are sent last: batches on disk have to be read first."""
+        now = self._context.clock.monotonic()
+        if now < self._scarce_until - PATIENCE_S:
+            return
+        self._scarce_until = now + 2 * PATIENCE_S
+        for parcel in reversed(self._context.own.parcels.values()):
+            if not self._is_over():
+                return
+            if parcel.is_written and not parcel.loose:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
@@ -484,9 +498,7 @@ class DiskWriter:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: write to disk the batches that have been only in memory for at least `age_s` seconds. If
-        the batches that are only in memory have too many bytes, write all of them.
-        """
+        """`spool="on_error"`: write batches that are only in memory for `age_s` seconds; if they are too large, all."""
         with self._ledger.lock:
             late = self._late(self._context.clock.monotonic() - age_s)
         parts = (leaf for parcel in late for leaf in leaves(parcel))

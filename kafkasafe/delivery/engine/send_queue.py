@@ -115,7 +115,10 @@ class SendQueue:
         parcel = lane.parcels.get(batch.handle)
         if parcel is None or parcel.data is not None or not self.read_bytes:
             return True
-        return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES + self._disk.more_memory_bytes
+        most_bytes = MEMORY_BYTES + self._disk.more_memory_bytes - batch.size_bytes
+        if self.memory_bytes > most_bytes:
+            self._disk.leave_room()
+        return self.memory_bytes <= most_bytes
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
         """Note that a batch from `due` is sent. Returns the batch's ticket, and the extra time, in seconds, that the
