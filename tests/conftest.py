@@ -40,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
                 item.add_marker(mark)
         marks = {mark.name for mark in item.iter_markers()}
         function = getattr(item, "originalname", item.name)
-        fast = tiers.is_fast(module, function, marks)
+        variant = getattr(getattr(item, "callspec", None), "id", "")
+        fast = tiers.is_fast(module, function, marks, variant)
         if not fast:
             item.add_marker(pytest.mark.full)
         if tiers.is_quick(module, function, marks):

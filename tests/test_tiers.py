@@ -29,6 +29,18 @@ def test_what_is_named_fast_is_there(module):
     assert [name for name in tiers.WORTH_IT[module] if f"def {name}(" not in source] == []
 
 
+@pytest.mark.parametrize("name", tiers.FULL_VARIANTS)
+def test_a_test_with_full_variants_is_there(name):
+    module, _, function = name.partition("::")
+    assert f"def {function}(" in (HERE / module).read_text()
+
+
+def test_other_variants_of_a_test_are_fast():
+    module, function = "spool/test_crash.py", "test_every_crash_recovers_to_what_was_promised"
+    fast = [tiers.is_fast(module, function, set(), variant) for variant in ("0", "1")]
+    assert fast == [False, True]
+
+
 @pytest.mark.parametrize(
     ("module", "function", "marks", "fast"),
     [

@@ -6,7 +6,7 @@ pure core. Run as a program, this module prints the paths of the quick modules, 
 
 By rule a test is fast if it is of this process alone. One that starts brokers, kills processes or starts Spark (it has
 the marker `kafka`, `crash` or `spark`) is `full`, unless it is named in `WORTH_IT`: there each promise of the README is
-seen once on real brokers.
+seen once on real brokers. `FULL_VARIANTS` names variants of slow tests that are full.
 
 A fast test that is not `real` waits for nothing and talks to nothing outside its process (`outside.py`): `time.sleep`
 on its thread raises, but for a moment of the product's between two looks at a condition, and so does a connection to
@@ -80,6 +80,51 @@ WORTH_IT: dict[str, tuple[str, ...]] = {
 NOT_WORTH_IT = ("dashboard/",)
 """What is fast by the rule and nevertheless is not."""
 
+FULL_VARIANTS: dict[str, tuple[str, ...]] = {
+    "aio/test_send.py::test_another_thread_seals_in_the_middle_of_send": ("plenty",),
+    "cli/test_cli_streams.py::test_json_is_json_on_a_stream_that_cannot_show_all_characters": ("latin1",),
+    "consumer/test_arrow_views.py::test_views_hold_what_copies_hold": ("gzip", "lz4", "snappy"),
+    "consumer/test_goes_back.py::"
+    "test_a_member_that_has_missed_a_generation_does_not_repeat_what_another_has_committed": (
+        "False-cooperative",
+        "True-range",
+    ),
+    "consumer/test_other_lane.py::test_a_batch_waits_for_the_outcome_of_another_producers_batch": ("assign",),
+    "consumer/test_read_again.py::test_what_a_dropped_batch_had_is_read_again_and_comes_once": (
+        "SafeConsumer-False",
+        "KafkaConsumer-True",
+    ),
+    "producer/test_atomic.py::test_a_topic_is_not_refused_for_what_stands_beside_it_in_a_batch": ("3",),
+    "producer/test_broker_faults.py::test_answers_lost_to_a_living_producer": ("old", "restart"),
+    "producer/test_health.py::test_a_group_or_a_transactional_id_that_the_cluster_blocks_is_a_warning": (
+        "denied0",
+    ),
+    "producer/test_processes.py::test_what_the_workers_of_a_pool_accepted_last_is_not_lost": ("forkserver",),
+    "producer/test_refused.py::test_one_stray_refusal_after_an_outage_throws_nothing_away": ("Metadata",),
+    "producer/test_refused.py::test_records_wait_for_a_right_that_somebody_mends": (
+        "accept-the metadata",
+        "raise-the leader",
+    ),
+    "producer/test_refused.py::test_records_wait_for_a_topic_that_somebody_creates": ("deleted",),
+    "producer/test_transaction_timeout.py::test_after_a_takeover_it_is_not": ("2.8.2",),
+    "producer/test_transaction_timeout.py::test_it_is_prepared_again_and_seen_once": ("2.8.2",),
+    "spark/test_asking_at_once.py::test_elections_and_retention_between_plans": ("True",),
+    "spark/test_partitions_gone.py::test_a_topic_that_is_deleted_after_the_metadata_were_read_is_a_loss": (
+        "True-true",
+        "False-false",
+    ),
+    "spark/test_sink.py::test_a_query_that_repeats_its_last_batch_does_not_repeat_its_rows": ("True",),
+    "spool/test_crash.py::test_every_crash_recovers_to_what_was_promised": ("0",),
+    "transport/test_transport.py::"
+    "test_a_network_thread_that_crashes_while_no_other_can_begin_is_replaced_as_soon_as_one_can": (
+        "threads",
+    ),
+    "transport/test_transport.py::test_servers_that_are_no_brokers_are_not_hammered": ("answer_garbage",),
+}
+"""Variants of fast tests that take seconds and are full, because a variant like them is fast: tests, and what the ids of
+the variants contain.
+"""
+
 QUICK: dict[str, tuple[str, ...]] = {
     "consumer/test_choice_of_follower.py": ALL,
     "consumer/test_iteration.py": ALL,
@@ -134,15 +179,18 @@ NOT_QUICK: dict[str, tuple[str, ...]] = {
 """Exceptions from `QUICK`: tests that use a connection, or take seconds each."""
 
 
-def is_fast(module: str, function: str, marks: set[str]) -> bool:
+def is_fast(module: str, function: str, marks: set[str], variant: str = "") -> bool:
     """Whether a test is of the fast tier.
 
     Args:
         module: Its file, from `tests/`.
         function: Its name, without parameters.
         marks: Names of its markers.
+        variant: The id of its parameters.
     """
     if "full" in marks or module.startswith(NOT_WORTH_IT):
+        return False
+    if any(part in variant for part in FULL_VARIANTS.get(f"{module}::{function}", ())):
         return False
     named = WORTH_IT.get(module)
     return not marks & REAL or (named is not None and (not named or function in named))
