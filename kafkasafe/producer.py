@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, Unpack
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
@@ -21,7 +21,7 @@ from kafkasafe._producing.record_future import RecordFuture
 from kafkasafe._producing.shutdown import report_failed_close
 from kafkasafe._producing.spelling import Tidy, not_for_callers, tidy_dir
 from kafkasafe.atomic import AtomicBatch
-from kafkasafe.config import DEFAULTS, DEPRECATED, validate
+from kafkasafe.config import DEFAULTS, DEPRECATED, check_no_positional, validate
 from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.health.states import ProducerHealth
 from kafkasafe.options import ProducerOptions
@@ -119,7 +119,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     if not TYPE_CHECKING:
         max_usable_produce_magic = not_for_callers("records have format 2, which brokers know since 0.11")
 
-    def __init__(self, **configs: Unpack[ProducerOptions]) -> None:
+    def __init__(self, *arguments: Never, **configs: Unpack[ProducerOptions]) -> None:
+        check_no_positional(arguments)
         config = validate(configs)
         self.config: Mapping[str, Any] = config.kafka
         self._config = config

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast
 
 from kafka.producer.future import RecordMetadata
 
@@ -21,7 +21,7 @@ from kafkasafe.aio.futures import Opened, RecordFuture
 from kafkasafe.aio.gate import SendGate
 from kafkasafe.aio.instead import BATCHES, BLOCK, UNIT, FunctionPartitioner, headers_of
 from kafkasafe.aio.threads import call_in_thread, retrieve, running_loop
-from kafkasafe.config import validate
+from kafkasafe.config import check_no_positional, validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.health.states import ProducerHealth, unopened_producer
 from kafkasafe.limits.patience import timeout_of
@@ -65,7 +65,13 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         abort_transaction = Absent(UNIT)
         send_offsets_to_transaction = Absent(UNIT)
 
-    def __init__(self, *, loop: Any = None, **configs: Unpack[AsyncProducerOptions]) -> None:  # noqa: ARG002
+    def __init__(
+        self,
+        *arguments: Never,
+        loop: Any = None,  # noqa: ARG002
+        **configs: Unpack[AsyncProducerOptions],
+    ) -> None:
+        check_no_positional(arguments)
         partitioner = configs.get("partitioner")
         if callable(partitioner) and not hasattr(partitioner, "partition"):
             configs["partitioner"] = FunctionPartitioner(partitioner)

@@ -8,7 +8,7 @@ both clients have. `producer` and `consumer` validate all options of a client.
 
 from kafkasafe.config.consumer import check_topics, validate_consumer
 from kafkasafe.config.names import DEPRECATED
-from kafkasafe.config.producer import validate
+from kafkasafe.config.producer import check_no_positional, validate
 from kafkasafe.config.spool_dir import take_locks_early, volatile_reason
 from kafkasafe.config.table import DEFAULTS, ConsumerConfig, Decide, ProducerConfig
 from kafkasafe.config.values import DEFAULT_CLIENT_ID
@@ -20,6 +20,7 @@ __all__ = [
     "ConsumerConfig",
     "Decide",
     "ProducerConfig",
+    "check_no_positional",
     "check_topics",
     "take_locks_early",
     "validate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,19 @@ _TYPED_BY_ROW: Final = frozenset({"acks", "max_in_flight_requests_per_connection
 """Options of kafka-python that `check_types` leaves out, because `ProducerConfig` has a row with a better check for
 each.
 """
+
+
+def check_no_positional(arguments: Sequence[object]) -> None:
+    """Refuse positional arguments of a producer.
+
+    Raises:
+        TypeError: There is a positional argument. The message does not show it, because it may contain a password.
+    """
+    if arguments:
+        raise TypeError(
+            "Pass options by keyword: SafeProducer(bootstrap_servers='localhost:9092'). There are no positional"
+            " arguments, and no dict of options as in confluent-kafka"
+        )
 
 
 def validate(options: Mapping[str, Any]) -> ProducerConfig:

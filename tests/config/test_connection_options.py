@@ -286,3 +286,12 @@ def test_what_is_no_name_of_a_topic_is_refused_before_any_connection(consumer, w
     with pytest.raises(TypeError, match=says) as told:
         consumer(wrong)
     assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("wrong", [{"bootstrap.servers": NOWHERE, "sasl.password": "secret"}, NOWHERE])
+@pytest.mark.parametrize("producer", [SafeProducer, aio.SafeProducer])
+def test_options_of_a_producer_in_a_dict_are_refused_with_what_to_do(producer, wrong):
+    """It said "takes 1 positional argument but 2 were given"."""
+    with pytest.raises(TypeError, match="Pass options by keyword") as told:
+        producer(wrong)
+    assert "secret" not in str(told.value)
