@@ -168,8 +168,8 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 def check_settings(consumer: Any) -> None:
     """Raises an error if the consumer's settings could make atomic batches lose or repeat records, or if it is closed.
 
-    A closed consumer has left its group and has no partitions. So the batch would commit no offsets, and the results of
-    the same records would be in the output again.
+    A closed consumer has left its group. If it had joined the group (`subscribe`), it has no partitions any more, so
+    the batch would commit no offsets, and the results of the same records would be in the output again.
 
     A consumer with automatic commits may commit offsets before the batch with its records is delivered:
 

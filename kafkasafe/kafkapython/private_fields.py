@@ -70,5 +70,11 @@ def missing_fields(consumer: Any) -> list[str]:
 
 
 def is_closed(consumer: Any) -> bool:
-    """Returns whether a consumer is closed. Another class's consumer without the field counts as open."""
-    return bool(getattr(consumer, "_closed", False))
+    """Returns whether a consumer is closed. Another class's consumer without the field counts as open.
+
+    `close` sets the field at its beginning, and then calls the rebalance listener (`on_partitions_revoked`). Until the
+    listener has returned, the consumer is a member of its group and has its partitions, so it is not closed yet.
+    """
+    if getattr(consumer, "_closed", False) is not True:
+        return False
+    return not (consumer.subscription() and consumer.assignment())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
+from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer, UsageError, aio
@@ -105,6 +105,31 @@ def test_a_closed_consumer_is_refused_each_time(fake_kafka, producer, kind, read
             with pytest.raises(UsageError, match="closed"):
                 batch.send_offsets(consumer)
         batch.drop()
+
+
+@pytest.mark.parametrize("kind", [KafkaConsumer, SafeConsumer])
+def test_a_listener_that_close_calls_may_commit_the_last_batch(fake_kafka, producer, kind):
+    """kafka-python marks the consumer as closed before it calls the listener, which is still a member of its group."""
+    given: list[bytes] = []
+
+    class Last(ConsumerRebalanceListener):
+        def on_partitions_assigned(self, assigned):
+            pass
+
+        def on_partitions_revoked(self, revoked):
+            if given:
+                with producer.batch() as batch:
+                    batch.send("out", b"|".join(given))
+                    batch.send_offsets(consumer)
+                batch.outcome.get(60)
+
+    with opened(kind, fake_kafka.bootstrap_servers) as consumer:
+        consumer.unsubscribe()
+        consumer.subscribe(["in"], listener=Last())
+        given += [record.value for record in until(lambda: poll(consumer))]
+    assert fake_kafka.values("out") == [b"|".join(given)]
+    with opened(KafkaConsumer, fake_kafka.bootstrap_servers) as reader:
+        assert reader.committed(PLACE) == len(given)
 
 
 def given_by(way, consumer):
