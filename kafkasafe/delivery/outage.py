@@ -20,8 +20,8 @@ class Outage:
     part of an outage. The outage is reported when a leader decides about a batch: then records are delivered again. Of
     several outages before this decision, the longest is reported.
 
-    If a partition has failed, only the decision of a leader of such a partition is reported. While one of several
-    brokers is down, the partitions of the other brokers neither begin nor end an outage.
+    If the failed requests were about partitions, only an answer about one of these partitions ends the outage. While
+    one of several brokers is down, the partitions of the other brokers neither begin nor end an outage.
 
     Args:
         now: The time at which the producer starts, in seconds.
@@ -65,10 +65,16 @@ class Outage:
             self._starting = False
             self.answered(now)
 
-    def answered(self, now: float) -> None:
-        """Note an answer that shows that the cluster works, but does not decide about a batch."""
-        if self._answered is None:
+    def answered(self, now: float, partition: tuple[str, int] | None = None) -> None:
+        """Note an answer that shows that the cluster works, but does not decide about a batch. `partition` is None if
+        the answer was not about a partition.
+        """
+        if self._answered is None and (partition is None or self.concerns(partition)):
             self._answered = now
+
+    def concerns(self, partition: tuple[str, int] | None) -> bool:
+        """Whether the partition's leader can end the outage: the partition has failed, or none in particular has."""
+        return not self._failed or not self._failed.isdisjoint((partition, None))
 
     def refused(
         self,
@@ -87,7 +93,7 @@ class Outage:
         if verdict.action is AnswerAction.RETRY and verdict.scope is not Scope.DESTINATION:
             self.failed(now, partition)
         else:
-            self.answered(now)
+            self.answered(now, partition)
         return 0.0
 
     def decided(self, now: float, waiting_since: float, partition: tuple[str, int] | None = None) -> float:
@@ -102,9 +108,7 @@ class Outage:
         Returns:
             The length of the outage in seconds; 0 if the outage is too short to report, or is one of other partitions.
         """
-        if self._failed and self._failed.isdisjoint((partition, None)):
-            return 0.0
-        if self._began is None:
+        if self._began is None or not self.concerns(partition):
             return 0.0
         waits = [(self._began, now if self._answered is None else self._answered)]
         if self._longest is not None:

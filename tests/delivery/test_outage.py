@@ -126,6 +126,13 @@ def test_only_a_partition_that_failed_ends_the_outage():
     assert outage.decided(500.0, 399.0, ("orders", 1)) == 100
 
 
+def test_an_answer_about_another_partition_does_not_end_the_outage():
+    outage = running()
+    outage.failed(100.0, ("orders", 0))
+    outage.answered(110.0, ("other", 0))
+    assert outage.decided(700.0, 99.0, ("orders", 0)) == 600
+
+
 @pytest.mark.parametrize(("since", "length"), [(99.0, 300), (350.0, 50), (2015.0, 0)])
 def test_a_lost_answer_after_an_outage_does_not_hide_it(since, length):
     """The topic is refused after the outage, so no batch is decided before the next failure."""

@@ -264,3 +264,41 @@ def test_partitions_of_brokers_that_work_end_no_outage_of_another_broker(caplog)
     (length,) = outages(caplog)
     assert 595 <= length <= 660
     assert "orders-0 was the first partition to answer" in caplog.text
+
+
+def test_a_refused_topic_of_another_broker_does_not_shorten_an_outage(caplog):
+    """The refusals seemed to end the outage of the broker that hung."""
+    world = World(brokers=2)
+    world.cluster.create_topic("orders", 1, replication_factor=1)
+    world.cluster.create_topic("other", 2, replication_factor=1)
+    life = world.start()
+    delivered(world, life, b"first")
+    down = world.cluster.leader("orders", 0)
+    (works,) = (partition for partition in range(2) if world.cluster.leader("other", partition) != down)
+    world.cluster.deny("write", topic="other")
+    life.send("other", works, [b"refused"])
+    world.run(60)
+    world.cluster.stall(True, node=down)
+    parcel = life.send("orders", 0, [b"later"])
+    world.run(600)
+    world.cluster.stall(False, node=down)
+    assert world.run(120, until=lambda: parcel.done)
+    (length,) = outages(caplog)
+    assert 560 <= length <= 660
+
+
+def test_records_that_timed_out_before_their_partition_was_known_are_counted(caplog):
+    """It logged "0 records in 0 batches": the time-out is one of the batch that was divided among the partitions."""
+    world = World(brokers=1)
+    world.cluster.create_topic("orders", 2)
+    world.set_outage(True)
+    life = world.start(delivery_timeout_ms=20_000)
+    parcels = [life.send("orders", -1, [b"a", b"b"]) for _ in range(3)]
+    world.run(100)
+    assert all(parcel.done for parcel in parcels)
+    world.set_outage(False)
+    assert world.run(
+        60, until=lambda: sum(len(world.log("orders", partition)) for partition in range(2)) == 6
+    )
+    (told,) = [each for each in caplog.records if getattr(each, "event", "") == "delivered_again"]
+    assert told.records == 6

@@ -262,6 +262,11 @@ class Parcel:
         """Note that `delivery_timeout_ms` has expired."""
         self.expired = True
 
+    @property
+    def is_late(self) -> bool:
+        """Whether `delivery_timeout_ms` has expired for this parcel, or for the parcel of which it is a part."""
+        return self.expired or (self.parent is not None and self.parent.is_late)
+
     def end(self) -> None:
         """Note that the parcel's outcome is final."""
         self.done = True

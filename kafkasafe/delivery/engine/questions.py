@@ -329,7 +329,7 @@ class OutcomeInquiry:
             if stable:  # otherwise a probe follows, and only its acknowledgement ends the outage
                 self._sender.found(self._leader.address)
         elif judgement.verdict is IdentityVerdict.UNDECIDABLE:
-            self._sender.not_found()
+            self._sender.not_found(self._leader.address)
         stats = self._context.stats
         stats.in_doubt_resolved["present", method] += judgement.present
         absent = len(self._ask.doubt) - judgement.present

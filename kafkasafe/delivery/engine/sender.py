@@ -291,7 +291,7 @@ class Sender:
             self._count_error(address, type(reply.error).__name__)
             code = reply.code if not reply.sent and reply.code in TOPIC_CODES else 0
             if code:
-                self._outage.answered(self._context.clock.monotonic())
+                self._outage.answered(self._context.clock.monotonic(), address)
             elif not isinstance(reply.error, _NOT_THE_CLUSTER):
                 self._outage.failed(self._context.clock.monotonic(), address)
             lane.journal.lost(
@@ -314,7 +314,8 @@ class Sender:
             verdict = classify_produce(reply.error_code)
             monotonic = self._context.clock.monotonic()
             self._report_outage(
-                address, self._outage.refused(verdict, monotonic, self._waiting_since(monotonic), address)
+                address,
+                self._outage.refused(verdict, monotonic, self._waiting_since(monotonic, address), address),
             )
             lane.journal.refused(
                 batch,
@@ -332,7 +333,7 @@ class Sender:
             parcel = lane.parcels.get(batch.handle)
             monotonic = self._context.clock.monotonic()
             self._report_outage(
-                address, self._outage.decided(monotonic, self._waiting_since(monotonic), address)
+                address, self._outage.decided(monotonic, self._waiting_since(monotonic, address), address)
             )
             if parcel is not None:
                 parcel.stamp_append_time(reply.log_append_time)
@@ -361,19 +362,21 @@ class Sender:
     def found(self, address: tuple[str, int]) -> None:
         """Note that the log of a partition has a batch that was in doubt."""
         monotonic = self._context.clock.monotonic()
-        self._report_outage(address, self._outage.decided(monotonic, self._waiting_since(monotonic), address))
+        self._report_outage(
+            address, self._outage.decided(monotonic, self._waiting_since(monotonic, address), address)
+        )
 
-    def not_found(self) -> None:
+    def not_found(self, address: tuple[str, int]) -> None:
         """Note that a leader has answered about a batch in doubt, but nothing shows whether its log has the batch."""
-        self._outage.answered(self._context.clock.monotonic())
+        self._outage.answered(self._context.clock.monotonic(), address)
 
-    def _waiting_since(self, now: float) -> float:
+    def _waiting_since(self, now: float, address: tuple[str, int]) -> float:
         """When the oldest waiting batch was submitted, in monotonic seconds; 0 if an earlier run submitted the batch,
-        and `now` if no batch waits, or no outage is to be reported.
+        and `now` if no batch waits, or the partition's leader can end no outage.
 
         A batch whose `delivery_timeout_ms` is over still waits. Only its lane has it then, not the ledger.
         """
-        if not self._outage.begun:
+        if not (self._outage.begun and self._outage.concerns(address)):
             return now
         oldest = self._ledger.parcels.oldest
         waiting = [next(iter(lane.parcels.values())) for lane in self._context.lanes if lane.parcels]
@@ -386,7 +389,7 @@ class Sender:
         if not outage_s:
             return
         # Only its lane has a batch whose `delivery_timeout_ms` is over, not the ledger.
-        late = [p.count for lane in self._context.lanes for p in lane.parcels.values() if p.expired]
+        late = [p.count for lane in self._context.lanes for p in lane.parcels.values() if p.is_late]
         batches = len(self._ledger.parcels) + len(late)
         records = self._ledger.parcels.records(self._ledger.last_number()) + sum(late)
         self._log.warning(
