@@ -265,7 +265,7 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Recount the bytes of batches without chosen partitions, after an event (no write) that may change them."""
+        """Recount the bytes of batches without chosen partitions. They may have changed, other than by a write."""
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
             lane.spool.keep_room(lane.divisions.waiting_bytes)
@@ -498,7 +498,7 @@ class DiskWriter:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: write batches that are only in memory for `age_s` seconds; if they are too large, all."""
+        """Write batches that were only in memory for at least `age_s` seconds; all, if they have too many bytes."""
         with self._ledger.lock:
             late = self._late(self._context.clock.monotonic() - age_s)
         parts = (leaf for parcel in late for leaf in leaves(parcel))
