@@ -186,7 +186,7 @@ ENGINE: dict[str, Mutant] = {
         source(DiskWriter, "release", "lane.journal.views.release_position", "lane.spool.next_position")
     ),
     "bytes stay in memory": Mutant(
-        source(DiskWriter, "_promise", "self.memory > self._memory_bytes or not self.keeps", "not self.keeps")
+        source(DiskWriter, "_promise", "self._is_over() or not self.keeps", "not self.keeps")
     ),
     # What is believed of the cluster.
     "resolve before the mark": Mutant(_resolves_before_the_mark),
