@@ -283,13 +283,13 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _is_over(self) -> bool:
+        """Whether batches in memory have too many bytes; the limit is lower while reads lack room (`leave_room`)."""
         scarce = self._context.clock.monotonic() < self._scarce_until
-        return self.memory > self._memory_bytes - scarce * MEMORY_BYTES // 4
+        return self.memory > self._memory_bytes - (MEMORY_BYTES // 4 if scarce else 0)
 
     def leave_room(self) -> None:
         """Drop the bytes of the newest batches, which are sent last: batches on disk have to be read first."""
-        now = self._context.clock.monotonic()
-        if now < self._scarce_until - PATIENCE_S:
+        if (now := self._context.clock.monotonic()) < self._scarce_until - PATIENCE_S:
             return
         self._scarce_until = now + 2 * PATIENCE_S
         for parcel in reversed(self._context.own.parcels.values()):
